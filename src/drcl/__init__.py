@@ -1,3 +1,10 @@
 """drcl: train one network on task after task without forgetting the earlier ones."""
 
+from drcl import prox
+from drcl.anchor import Anchor, AnchorError
+from drcl.drift import drift
+from drcl.importance import MAS, Fisher, PathIntegral
+from drcl.optimizer import DRCL
+
 __version__ = "0.1.0"
+__all__ = ["DRCL", "MAS", "Anchor", "AnchorError", "Fisher", "PathIntegral", "drift", "prox"]

@@ -1,0 +1,118 @@
+"""Drift: what moved away from an anchor, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from drcl.anchor import Anchor, plain_name
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class LayerDrift:
+    """One row: a layer's protected weights now, against the anchor."""
+
+    layer: str
+    weights: int
+    unmoved: float  # share bit-equal to the anchor
+    mean_change: float  # mean |w - a|
+    largest_change: float
+    relative_change: float  # |w - a|_2 / |a|_2; NaN where the anchor is zero and the weights are not
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A table of layers with a total. Prints as text; ``to_pandas()`` where pandas is installed."""
+
+    rows: tuple[LayerDrift, ...]
+    total: LayerDrift
+    effective_stability: float  # share of weights with |w - a| < 0.05 |a|, as the paper counts
+    stiffness: float  # |w - a|_2 over all protected weights: the paper's name; larger means it moved more
+
+    def __iter__(self) -> Iterator[LayerDrift]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def largest(self, n: int = 5) -> tuple[LayerDrift, ...]:
+        """The layers that moved most, by relative change."""
+        return tuple(sorted(self.rows, key=lambda r: -r.relative_change if r.relative_change == r.relative_change else 0)[:n])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("to_pandas() needs pandas; install it with: pip install pandas") from None
+        return pandas.DataFrame([asdict(row) for row in self.rows]).set_index("layer")
+
+    def __str__(self) -> str:
+        head = ("layer", "weights", "unmoved", "mean change", "largest", "relative")
+        body = [_cells(row) for row in (*self.rows, self.total)]
+        width = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+        rule = "  ".join("─" * w for w in width)
+
+        def line(cells: tuple[str, ...]) -> str:
+            return "  ".join([cells[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(cells[1:], width[1:]))])
+
+        foot = f"effective stability {self.effective_stability:.1%} (moved less than 5 %), stiffness {self.stiffness:.4g}"
+        return "\n".join([line(head), rule, *map(line, body[:-1]), rule, line(body[-1]), "", foot])
+
+    __repr__ = __str__
+
+
+def _cells(row: LayerDrift) -> tuple[str, ...]:
+    numbers = (row.mean_change, row.largest_change, row.relative_change)
+    return (row.layer, f"{row.weights:,}", f"{row.unmoved:.1%}", *(f"{x:.3g}" for x in numbers))
+
+
+def _row(layer: str, pairs: list[tuple[Tensor, Tensor]]) -> LayerDrift:
+    count = sum(w.numel() for w, _ in pairs)
+    change = [(w.double() - a.double()) for w, a in pairs]
+    size = math.sqrt(sum(float(a.double().square().sum()) for _, a in pairs))
+    moved = math.sqrt(sum(float(c.square().sum()) for c in change))
+    return LayerDrift(
+        layer=layer,
+        weights=count,
+        unmoved=sum(int((w == a).sum()) for w, a in pairs) / count,
+        mean_change=sum(float(c.abs().sum()) for c in change) / count,
+        largest_change=max(float(c.abs().max()) for c in change),
+        relative_change=moved / size if size else (0.0 if moved == 0 else math.nan),
+    )
+
+
+@torch.no_grad()
+def drift(model: nn.Module, anchor: Anchor) -> Drift:
+    """How far the model's weights are from an anchor.
+
+    >>> model = torch.nn.Linear(2, 2)
+    >>> before = Anchor({n: p.detach().clone() for n, p in model.named_parameters()},
+    ...                 {n: torch.ones_like(p) for n, p in model.named_parameters()})
+    >>> drift(model, before).total.unmoved
+    1.0
+
+    While a DRCL optimizer is training the model holds y; ask inside ``with opt.deployed():`` to see what will be shipped.
+    """
+    anchor.check(model)
+    own = {plain_name(n): p.detach() for n, p in model.named_parameters()}
+    layers: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for name, a in anchor.weights.items():
+        if a.numel():
+            pair = (own[name], a.to(own[name].device))
+            layers.setdefault(name.rpartition(".")[0] or name, []).append(pair)
+    everything = [pair for pairs in layers.values() for pair in pairs]
+    total = _row("total", everything)
+    small = sum(
+        int((((w.double() - a.double()).abs() < 0.05 * a.double().abs()) | (w == a)).sum()) for w, a in everything
+    )
+    stiffness = math.sqrt(sum(float((w.double() - a.double()).square().sum()) for w, a in everything))
+    rows = tuple(_row(layer, pairs) for layer, pairs in layers.items())
+    return Drift(rows, total, small / total.weights, stiffness)

@@ -1,0 +1,246 @@
+"""The splitting step on tensors, several backends, one reference.
+
+For a parameter held at y with gradient g, anchor a and importance F the step is
+
+    s  = lr * direction(g)            what plain SGD would subtract (momentum, weight decay, Nesterov included)
+    r  = y - 2s                       the reflected proposal (forward-backward: y - s)
+    z  = prox(r, a, gamma*strength*F) the stability map
+    y' = z + s                        consensus (forward-backward: y' = z)
+
+`reference` spells that out for one parameter and any prox. "native" does it in one pass over memory (step.c),
+"foreach" and "compile" in torch; all of them round alike and are tested against the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drcl import native
+from drcl.prox import L1, L2, ElasticNet, Prox, per_step_threshold
+
+BACKENDS = ("auto", "native", "foreach", "compile", "reference")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Everything about one step that is a number rather than a tensor."""
+
+    lr: float
+    gamma: float  # the step size in the threshold; lr, or the sum of several
+    strength: float
+    prox: Prox
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+    reflect: bool = True
+    damping: float = 0.0
+
+    @property
+    def mix(self) -> float | None:
+        """Share of soft threshold in the penalty; None where the prox is not of the L1/L2 family."""
+        if isinstance(self.prox, ElasticNet):
+            return self.prox.mix
+        return {L1: 1.0, L2: 0.0}.get(type(self.prox))  # type: ignore[arg-type]
+
+    def threshold(self, importance: Tensor) -> Tensor:
+        scale: Callable[[float, float, Tensor], Tensor] = getattr(self.prox, "threshold", per_step_threshold)
+        return scale(self.gamma, self.strength, importance + self.damping)
+
+
+@dataclass
+class Weight:
+    """One protected parameter and its state. `z` is None without reflection, `buffer` None without momentum."""
+
+    y: Tensor
+    g: Tensor
+    anchor: Tensor
+    importance: Tensor
+    z: Tensor | None = None
+    buffer: Tensor | None = None
+    first: bool = False  # the momentum buffer is empty and starts at this gradient
+
+
+def proposal(y: Tensor, g: Tensor, buffer: Tensor | None, first: bool, rule: Rule) -> Tensor:
+    """s = lr * direction; the momentum buffer is advanced in place."""
+    p = -g if rule.maximize else g
+    if rule.weight_decay:
+        p = p + y * rule.weight_decay
+    if buffer is not None:
+        fresh = p if first else buffer * rule.momentum + p * (1 - rule.dampening)
+        buffer.copy_(fresh)
+        p = p + buffer * rule.momentum if rule.nesterov else fresh
+    return p * rule.lr
+
+
+def settle(y: Tensor, s: Tensor, anchor: Tensor, importance: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """(y', z) from the displacement s."""
+    z = rule.prox(y - 2 * s if rule.reflect else y - s, anchor, rule.threshold(importance))
+    return (z + s if rule.reflect else z), z
+
+
+def reference(w: Weight, rule: Rule) -> None:
+    """The definition: one parameter, plain torch, 16-bit weights computed in 32 bits and rounded once."""
+    wide = torch.float32 if w.y.dtype in (torch.float16, torch.bfloat16) else w.y.dtype
+    y, g, anchor = w.y.to(wide), w.g.to(wide), w.anchor.to(wide)
+    buffer = w.buffer.to(wide) if w.buffer is not None else None
+    new_y, z = settle(y, proposal(y, g, buffer, w.first, rule), anchor, w.importance.to(wide), rule)
+    if w.buffer is not None and buffer is not w.buffer:
+        w.buffer.copy_(buffer)
+    w.y.copy_(new_y)
+    if w.z is not None:
+        w.z.copy_(z)
+
+
+def _native(weights: Sequence[Weight], rule: Rule) -> None:
+    library = native.load()
+    assert library is not None and rule.mix is not None
+    buffered, keeps_z = weights[0].buffer is not None, weights[0].z is not None
+    hyper = native.Hyper(
+        lr=rule.lr,
+        momentum=rule.momentum,
+        decay=rule.weight_decay,
+        fresh=1.0 if weights[0].first else 1 - rule.dampening,
+        c=rule.gamma * rule.strength,
+        mix=rule.mix,
+        damping=rule.damping,
+        nesterov=rule.nesterov,
+        maximize=rule.maximize,
+        reflect=rule.reflect,
+    )
+    native.step(
+        library,
+        [w.y for w in weights],
+        [w.g for w in weights],
+        [w.anchor for w in weights],
+        [w.importance for w in weights],
+        [w.z for w in weights] if keeps_z else None,  # type: ignore[misc]
+        [w.buffer for w in weights] if buffered else None,  # type: ignore[misc]
+        hyper,
+    )
+
+
+def _foreach(weights: Sequence[Weight], rule: Rule) -> None:
+    y, g = [w.y for w in weights], [w.g for w in weights]
+    anchor, importance = [w.anchor for w in weights], [w.importance for w in weights]
+    p = list(torch._foreach_neg(g)) if rule.maximize else g
+    if rule.weight_decay:
+        p = list(torch._foreach_add(p, torch._foreach_mul(y, rule.weight_decay)))
+    if weights[0].buffer is not None:
+        buffers = [w.buffer for w in weights]
+        if weights[0].first:
+            torch._foreach_copy_(buffers, p)  # type: ignore[arg-type]
+        else:
+            torch._foreach_mul_(buffers, rule.momentum)  # type: ignore[arg-type]
+            torch._foreach_add_(buffers, torch._foreach_mul(p, 1 - rule.dampening))  # type: ignore[arg-type]
+        p = list(torch._foreach_add(p, torch._foreach_mul(buffers, rule.momentum))) if rule.nesterov else buffers  # type: ignore
+    s = torch._foreach_mul(p, rule.lr)
+    r = torch._foreach_sub(y, torch._foreach_mul(s, 2.0) if rule.reflect else s)
+    # The prox itself has no foreach form that selects; its few passes run tensor by tensor.
+    z = [rule.prox(r_, a, rule.threshold(f)) for r_, a, f in zip(r, anchor, importance)]
+    if weights[0].z is not None:
+        torch._foreach_copy_([w.z for w in weights], z)  # type: ignore[misc]
+    torch._foreach_copy_(y, torch._foreach_add(z, s) if rule.reflect else z)
+
+
+@functools.cache
+def _compiled() -> Callable[..., None]:
+    def flat(
+        y: Tensor, g: Tensor, anchor: Tensor, importance: Tensor, z: Tensor | None, buffer: Tensor | None, n: Tensor
+    ) -> None:
+        # n holds the numbers of the rule, so a changed learning rate does not compile again.
+        lr, momentum, decay, fresh, c, mix, damping, nesterov, sign, reach, carry = n.unbind()
+        p = sign * g + decay * y
+        if buffer is not None:
+            buffer.copy_(momentum * buffer + fresh * p)
+            p = torch.where(nesterov > 0, p + momentum * buffer, buffer)
+        s = lr * p
+        r = y - reach * s
+        d, t = r - anchor, (importance + damping) * c
+        bound = t * mix
+        soft = r - torch.copysign(bound, d)
+        out = torch.where(mix == 1, soft, anchor + (d - torch.copysign(bound, d)) / (1 + t * (1 - mix)))
+        v = torch.where(d.abs() > bound, out, anchor)
+        if z is not None:
+            z.copy_(v)
+        y.copy_(v + carry * s)
+
+    return torch.compile(flat, dynamic=True, fullgraph=True)
+
+
+def _compile(weights: Sequence[Weight], rule: Rule) -> None:
+    step = _compiled()
+    assert rule.mix is not None
+    for w in weights:
+        # An infinite strength makes 0 * inf in the branch that is not taken; the largest float holds as well.
+        c = min(rule.gamma * rule.strength, torch.finfo(w.y.dtype).max)
+        numbers = [rule.lr, rule.momentum, rule.weight_decay, 1.0 if w.first else 1 - rule.dampening, c, rule.mix]
+        numbers += [rule.damping, float(rule.nesterov), -1.0 if rule.maximize else 1.0]
+        numbers += [2.0, 1.0] if rule.reflect else [1.0, 0.0]
+        flat = [None if t is None else t.view(-1) for t in (w.y, w.g, w.anchor, w.importance, w.z, w.buffer)]
+        step(*flat, torch.tensor(numbers, dtype=w.y.dtype, device=w.y.device))
+
+
+_fallen: set[str] = set()
+
+
+def _fall_back(backend: str, reason: str) -> None:
+    if backend not in _fallen:
+        _fallen.add(backend)
+        warnings.warn(f"drcl: backend {backend!r} is not available ({reason}); using 'foreach'", stacklevel=4)
+
+
+def negotiate(weights: Sequence[Weight], rule: Rule, backend: str = "auto") -> None:
+    """One splitting step, in place, on every weight."""
+    batches: dict[tuple[object, ...], list[Weight]] = {}
+    for w in weights:
+        tensors = [t for t in (w.y, w.g, w.anchor, w.importance, w.z, w.buffer) if t is not None]
+        way = _route(tensors, rule, backend)
+        batches.setdefault((way, w.y.dtype, w.y.device, w.first, w.z is None), []).append(w)
+    for (way, *_), batch in batches.items():
+        if way == "compile":
+            try:
+                _compile(batch, rule)
+                continue
+            except Exception as reason:  # inductor raises its own kinds where no compiler is found
+                _fall_back("compile", str(reason).splitlines()[0] if str(reason) else type(reason).__name__)
+                way = "foreach"
+        if way == "native":
+            _native(batch, rule)
+        elif way == "foreach":
+            _foreach(batch, rule)
+        else:
+            for w in batch:
+                reference(w, rule)
+
+
+def _route(tensors: Sequence[Tensor], rule: Rule, backend: str) -> str:
+    y = tensors[0]
+    same = all(t.dtype == y.dtype and t.device == y.device for t in tensors)
+    if backend == "reference" or rule.mix is None or not same or y.dtype in (torch.float16, torch.bfloat16):
+        return "reference"
+    if backend in ("auto", "native") and native.usable(tensors) and native.load() is not None:
+        return "native"
+    if backend == "compile" and all(t.is_contiguous() for t in tensors):
+        return "compile"
+    return "foreach"
+
+
+def first_non_finite(gradients: Sequence[Tensor]) -> int:
+    """Index of the first gradient that holds a NaN or an infinity, or -1."""
+    dtypes = {g.dtype for g in gradients}
+    if len(dtypes) == 1 and dtypes <= set(native.SUFFIX) and all(native.usable([g]) for g in gradients):
+        library = native.load()
+        if library is not None:
+            return native.first_non_finite(library, gradients)
+    flat = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    worst = torch.stack([t.detach().abs().amax().double().cpu() if t.numel() else torch.zeros(()) for t in flat])
+    bad = (~torch.isfinite(worst)).nonzero()
+    return int(bad[0]) if len(bad) else -1

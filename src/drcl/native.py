@@ -1,0 +1,143 @@
+"""Builds and calls step.c, the fused step for CPU tensors.
+
+The first use compiles it with the system's C compiler (about a second) into the user's cache folder; later uses load
+that file. Where there is no compiler `load` returns None, says so once, and kernels.py uses torch operations instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("step.c")
+# No fast-math: NaN comparisons and separate rounding of each operation carry meaning in step.c.
+FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-shared", "-fPIC"]
+SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
+
+
+class Hyper(ctypes.Structure):
+    """Mirror of `hyper` in step.c."""
+
+    _fields_ = [  # noqa: RUF012 (ctypes wants a plain list)
+        *[(name, ctypes.c_double) for name in ("lr", "momentum", "decay", "fresh", "c", "mix", "damping")],
+        *[(name, ctypes.c_int32) for name in ("nesterov", "maximize", "reflect")],
+    ]
+
+
+def cache_folder() -> Path:
+    """Where the built kernel lives: DRCL_CACHE, or the user's cache folder."""
+    if "DRCL_CACHE" in os.environ:
+        return Path(os.environ["DRCL_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "drcl"
+
+
+def _processor() -> str:
+    """What -march=native depends on; a home folder may be shared by different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+    except OSError:
+        return platform.processor() + platform.machine()
+
+
+def _build(compiler: str, target: Path) -> None:
+    """Compile into a temporary name, then rename: two processes may do this at once."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    failures = []
+    for extra in (["-march=native", "-fopenmp"], ["-march=native"], []):
+        with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".tmp", delete=False) as part:
+            pass
+        command = [compiler, *FLAGS, *extra, str(SOURCE), "-o", part.name, "-lm"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            if done.returncode == 0:
+                os.replace(part.name, target)
+                return
+            failures.append(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no message")
+        finally:
+            Path(part.name).unlink(missing_ok=True)
+    raise OSError(f"{compiler} could not build it: {failures[-1]}")
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The compiled kernel, or None with one warning that tells why."""
+    try:
+        compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+        if sys.platform == "win32" or compiler is None:
+            raise OSError("no C compiler was found")
+        key = hashlib.sha256(
+            SOURCE.read_bytes() + repr((FLAGS, compiler, torch.__version__, _processor())).encode()
+        ).hexdigest()[:20]
+        target = cache_folder() / f"step-{key}.so"
+        if not target.exists():
+            try:
+                _build(compiler, target)
+            except PermissionError:
+                target = Path(tempfile.mkdtemp(prefix="drcl-")) / target.name
+                _build(compiler, target)
+        library = ctypes.CDLL(str(target))
+        for suffix in SUFFIX.values():
+            getattr(library, f"drcl_step_{suffix}").restype = None
+            getattr(library, f"drcl_finite_{suffix}").restype = ctypes.c_int64
+        return library
+    except (OSError, AttributeError, subprocess.SubprocessError) as reason:
+        warnings.warn(
+            f"drcl: the fused step is not available ({reason}); torch operations do the same several times slower. "
+            "Install a C compiler, or pass backend='foreach' to silence this.",
+            stacklevel=2,
+        )
+        return None
+
+
+def usable(tensors: Sequence[Tensor]) -> bool:
+    """One parameter's tensors can share a flat loop: CPU, one float type, the same dense memory layout."""
+    first = tensors[0]
+    if first.device.type != "cpu" or first.dtype not in SUFFIX:
+        return False
+    if not (first.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(first)):
+        return False
+    return all(t.dtype == first.dtype and t.device == first.device and t.stride() == first.stride() for t in tensors)
+
+
+def _pointers(tensors: Sequence[Tensor] | None) -> ctypes.Array | None:
+    return (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors]) if tensors is not None else None
+
+
+def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
+    return (ctypes.c_int64 * len(tensors))(*[t.numel() for t in tensors])
+
+
+def step(
+    library: ctypes.CDLL,
+    y: Sequence[Tensor],
+    g: Sequence[Tensor],
+    anchor: Sequence[Tensor],
+    importance: Sequence[Tensor],
+    z: Sequence[Tensor] | None,
+    buffers: Sequence[Tensor] | None,
+    hyper: Hyper,
+) -> None:
+    """Run the fused step over a list of parameters of one dtype, each `usable`."""
+    function = getattr(library, f"drcl_step_{SUFFIX[y[0].dtype]}")
+    arrays = [_pointers(t) for t in (y, g, anchor, importance, z, buffers)]
+    function(ctypes.c_int64(len(y)), _sizes(y), *arrays, ctypes.byref(hyper))
+
+
+def first_non_finite(library: ctypes.CDLL, tensors: Sequence[Tensor]) -> int:
+    """Index of the first tensor with a NaN or an infinity, or -1. All of one dtype and dense."""
+    function = getattr(library, f"drcl_finite_{SUFFIX[tensors[0].dtype]}")
+    return int(function(ctypes.c_int64(len(tensors)), _sizes(tensors), _pointers(tensors)))

@@ -1,0 +1,80 @@
+"""What DRCL accepts, and the sentences it answers with when it is given something else."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
+GROUP_OPTIONS = {
+    "params",
+    "lr",
+    "momentum",
+    "dampening",
+    "nesterov",
+    "weight_decay",
+    "maximize",
+    "strength",
+    "stable",
+    "free",
+    "damping",
+    "chosen_strength",
+    "param_names",
+    # written into groups by torch's schedulers and averaging tools
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "max_momentum",
+    "base_momentum",
+    "swa_lr",
+}
+
+
+def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")
+
+
+def count(name: str, value: Any, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+
+
+def number(name: str, value: Any, *, infinite: bool = False) -> None:
+    """A float >= 0; NaN never, infinity where it has a meaning."""
+    try:
+        x = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}={value!r} must be a number") from None
+    if math.isnan(x) or x < 0 or (math.isinf(x) and not infinite):
+        raise ValueError(f"{name}={value!r} must be a number >= 0" + (" (inf is allowed)" if infinite else ""))
+
+
+def memory(value: Any) -> None:
+    if value in ("sum", "latest"):
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(f"memory={value!r} must be 'sum', 'latest' or a decay between 0 and 1")
+
+
+def group(options: dict[str, Any], strict: bool = True) -> None:
+    """One parameter group. `strict` refuses keys nobody reads; groups of a wrapped optimizer bring their own."""
+    if strict:
+        for key in options:
+            if key not in GROUP_OPTIONS:
+                near = difflib.get_close_matches(key, GROUP_OPTIONS, 1)
+                raise ValueError(
+                    f"parameter group option {key!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "")
+                )
+        for key in ("momentum", "weight_decay"):
+            number(key, options[key])
+        if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
+            raise ValueError("nesterov=True needs momentum > 0 and dampening = 0")
+    number("lr", options["lr"])
+    number("strength", options["strength"], infinite=True)
+    number("damping", options["damping"])
+    stable = options["stable"]
+    if stable is not None and not (isinstance(stable, (int, float)) and 0 < stable < 1):
+        raise ValueError(f"stable={stable!r} must lie strictly between 0 and 1 (a share of weights), or be None")
