@@ -125,7 +125,9 @@ class Anchor:
         own = {plain_name(n): p for n, p in model.named_parameters()}
         for name, weight in self.weights.items():
             if name not in own:
-                raise AnchorError(f"the anchor protects {name!r}, which this model does not have: it is of another model")
+                raise AnchorError(
+                    f"the anchor protects {name!r}, which this model does not have: it is of another model"
+                )
             if own[name].shape != weight.shape:
                 raise AnchorError(
                     f"{name!r} has shape {tuple(own[name].shape)} in the model and {tuple(weight.shape)} in the anchor"

@@ -30,9 +30,7 @@ def probabilities(output: Any, length: int) -> torch.Tensor:
             "Fisher(labels='empirical', loss=...) with a loss of your own"
         )
     if shape[0] != length:
-        raise ValueError(
-            f"the model returned logits of shape {shape} for {length} samples; one row each is needed"
-        )
+        raise ValueError(f"the model returned logits of shape {shape} for {length} samples; one row each is needed")
     if shape[1] < 2:
         raise ValueError(
             f"logits of shape {shape} have one class, whose softmax is constant; for a single logit use "

@@ -45,7 +45,9 @@ class Drift:
 
     def largest(self, n: int = 5) -> tuple[LayerDrift, ...]:
         """The layers that moved most, by relative change."""
-        return tuple(sorted(self.rows, key=lambda r: -r.relative_change if r.relative_change == r.relative_change else 0)[:n])
+        return tuple(
+            sorted(self.rows, key=lambda r: -r.relative_change if r.relative_change == r.relative_change else 0)[:n]
+        )
 
     def to_pandas(self) -> pandas.DataFrame:
         try:
@@ -63,7 +65,9 @@ class Drift:
         def line(cells: tuple[str, ...]) -> str:
             return "  ".join([cells[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(cells[1:], width[1:]))])
 
-        foot = f"effective stability {self.effective_stability:.1%} (moved less than 5 %), stiffness {self.stiffness:.4g}"
+        foot = (
+            f"effective stability {self.effective_stability:.1%} (moved less than 5 %), stiffness {self.stiffness:.4g}"
+        )
         return "\n".join([line(head), rule, *map(line, body[:-1]), rule, line(body[-1]), "", foot])
 
     __repr__ = __str__
@@ -99,7 +103,7 @@ def drift(model: nn.Module, anchor: Anchor) -> Drift:
     >>> drift(model, before).total.unmoved
     1.0
 
-    While a DRCL optimizer is training the model holds y; ask inside ``with opt.deployed():`` to see what will be shipped.
+    While a DRCL optimizer trains, the model holds y; ask inside ``with opt.deployed():`` to see what will be shipped.
     """
     anchor.check(model)
     own = {plain_name(n): p.detach() for n, p in model.named_parameters()}

@@ -48,7 +48,7 @@ class Rule:
         """Share of soft threshold in the penalty; None where the prox is not of the L1/L2 family."""
         if isinstance(self.prox, ElasticNet):
             return self.prox.mix
-        return {L1: 1.0, L2: 0.0}.get(type(self.prox))  # type: ignore[arg-type]
+        return 1.0 if isinstance(self.prox, L1) else 0.0 if isinstance(self.prox, L2) else None
 
     def threshold(self, importance: Tensor) -> Tensor:
         scale: Callable[[float, float, Tensor], Tensor] = getattr(self.prox, "threshold", per_step_threshold)
@@ -92,7 +92,7 @@ def reference(w: Weight, rule: Rule) -> None:
     y, g, anchor = w.y.to(wide), w.g.to(wide), w.anchor.to(wide)
     buffer = w.buffer.to(wide) if w.buffer is not None else None
     new_y, z = settle(y, proposal(y, g, buffer, w.first, rule), anchor, w.importance.to(wide), rule)
-    if w.buffer is not None and buffer is not w.buffer:
+    if w.buffer is not None and buffer is not None and buffer is not w.buffer:
         w.buffer.copy_(buffer)
     w.y.copy_(new_y)
     if w.z is not None:
@@ -101,8 +101,8 @@ def reference(w: Weight, rule: Rule) -> None:
 
 def _native(weights: Sequence[Weight], rule: Rule) -> None:
     library = native.load()
-    assert library is not None and rule.mix is not None
-    buffered, keeps_z = weights[0].buffer is not None, weights[0].z is not None
+    assert library is not None
+    assert rule.mix is not None
     hyper = native.Hyper(
         lr=rule.lr,
         momentum=rule.momentum,
@@ -121,8 +121,8 @@ def _native(weights: Sequence[Weight], rule: Rule) -> None:
         [w.g for w in weights],
         [w.anchor for w in weights],
         [w.importance for w in weights],
-        [w.z for w in weights] if keeps_z else None,  # type: ignore[misc]
-        [w.buffer for w in weights] if buffered else None,  # type: ignore[misc]
+        [w.z for w in weights if w.z is not None] or None,
+        [w.buffer for w in weights if w.buffer is not None] or None,
         hyper,
     )
 
@@ -133,27 +133,33 @@ def _foreach(weights: Sequence[Weight], rule: Rule) -> None:
     p = list(torch._foreach_neg(g)) if rule.maximize else g
     if rule.weight_decay:
         p = list(torch._foreach_add(p, torch._foreach_mul(y, rule.weight_decay)))
-    if weights[0].buffer is not None:
-        buffers = [w.buffer for w in weights]
+    buffers = [w.buffer for w in weights if w.buffer is not None]
+    if buffers:
         if weights[0].first:
-            torch._foreach_copy_(buffers, p)  # type: ignore[arg-type]
+            torch._foreach_copy_(buffers, p)
         else:
-            torch._foreach_mul_(buffers, rule.momentum)  # type: ignore[arg-type]
-            torch._foreach_add_(buffers, torch._foreach_mul(p, 1 - rule.dampening))  # type: ignore[arg-type]
-        p = list(torch._foreach_add(p, torch._foreach_mul(buffers, rule.momentum))) if rule.nesterov else buffers  # type: ignore
+            torch._foreach_mul_(buffers, rule.momentum)
+            torch._foreach_add_(buffers, torch._foreach_mul(p, 1 - rule.dampening))
+        p = list(torch._foreach_add(p, torch._foreach_mul(buffers, rule.momentum))) if rule.nesterov else buffers
     s = torch._foreach_mul(p, rule.lr)
     r = torch._foreach_sub(y, torch._foreach_mul(s, 2.0) if rule.reflect else s)
     # The prox itself has no foreach form that selects; its few passes run tensor by tensor.
     z = [rule.prox(r_, a, rule.threshold(f)) for r_, a, f in zip(r, anchor, importance)]
     if weights[0].z is not None:
-        torch._foreach_copy_([w.z for w in weights], z)  # type: ignore[misc]
+        torch._foreach_copy_([w.z for w in weights if w.z is not None], z)
     torch._foreach_copy_(y, torch._foreach_add(z, s) if rule.reflect else z)
 
 
 @functools.cache
 def _compiled() -> Callable[..., None]:
     def flat(
-        y: Tensor, g: Tensor, anchor: Tensor, importance: Tensor, z: Tensor | None, buffer: Tensor | None, n: Tensor
+        y: Tensor,
+        g: Tensor,
+        anchor: Tensor,
+        importance: Tensor,
+        z: Tensor | None,
+        buffer: Tensor | None,
+        n: Tensor,
     ) -> None:
         # n holds the numbers of the rule, so a changed learning rate does not compile again.
         lr, momentum, decay, fresh, c, mix, damping, nesterov, sign, reach, carry = n.unbind()
@@ -181,7 +187,14 @@ def _compile(weights: Sequence[Weight], rule: Rule) -> None:
     for w in weights:
         # An infinite strength makes 0 * inf in the branch that is not taken; the largest float holds as well.
         c = min(rule.gamma * rule.strength, torch.finfo(w.y.dtype).max)
-        numbers = [rule.lr, rule.momentum, rule.weight_decay, 1.0 if w.first else 1 - rule.dampening, c, rule.mix]
+        numbers = [
+            rule.lr,
+            rule.momentum,
+            rule.weight_decay,
+            1.0 if w.first else 1 - rule.dampening,
+            c,
+            rule.mix,
+        ]
         numbers += [rule.damping, float(rule.nesterov), -1.0 if rule.maximize else 1.0]
         numbers += [2.0, 1.0] if rule.reflect else [1.0, 0.0]
         flat = [None if t is None else t.view(-1) for t in (w.y, w.g, w.anchor, w.importance, w.z, w.buffer)]
@@ -199,7 +212,7 @@ def _fall_back(backend: str, reason: str) -> None:
 
 def negotiate(weights: Sequence[Weight], rule: Rule, backend: str = "auto") -> None:
     """One splitting step, in place, on every weight."""
-    batches: dict[tuple[object, ...], list[Weight]] = {}
+    batches: dict[tuple[str, torch.dtype, torch.device, bool, bool], list[Weight]] = {}
     for w in weights:
         tensors = [t for t in (w.y, w.g, w.anchor, w.importance, w.z, w.buffer) if t is not None]
         way = _route(tensors, rule, backend)

@@ -24,14 +24,22 @@ from torch import Tensor
 
 SOURCE = Path(__file__).with_name("step.c")
 # No fast-math: NaN comparisons and separate rounding of each operation carry meaning in step.c.
-FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-shared", "-fPIC"]
+FLAGS = [
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-strict-aliasing",
+    "-shared",
+    "-fPIC",
+]
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
 
 class Hyper(ctypes.Structure):
     """Mirror of `hyper` in step.c."""
 
-    _fields_ = [  # noqa: RUF012 (ctypes wants a plain list)
+    _fields_ = [
         *[(name, ctypes.c_double) for name in ("lr", "momentum", "decay", "fresh", "c", "mix", "damping")],
         *[(name, ctypes.c_int32) for name in ("nesterov", "maximize", "reflect")],
     ]

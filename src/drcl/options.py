@@ -5,30 +5,18 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
+
+from drcl.kernels import BACKENDS
+from drcl.prox import L1, ElasticNet, Prox
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
 GROUP_OPTIONS = {
-    "params",
-    "lr",
-    "momentum",
-    "dampening",
-    "nesterov",
-    "weight_decay",
-    "maximize",
-    "strength",
-    "stable",
-    "free",
-    "damping",
-    "chosen_strength",
-    "param_names",
+    *("params", "param_names", "lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize"),
+    *("strength", "stable", "free", "damping", "chosen_strength", "stable_steps"),
     # written into groups by torch's schedulers and averaging tools
-    "initial_lr",
-    "max_lr",
-    "min_lr",
-    "max_momentum",
-    "base_momentum",
-    "swa_lr",
+    *("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"),
 }
 
 
@@ -59,7 +47,36 @@ def memory(value: Any) -> None:
         raise ValueError(f"memory={value!r} must be 'sum', 'latest' or a decay between 0 and 1")
 
 
-def group(options: dict[str, Any], strict: bool = True) -> None:
+@dataclass(frozen=True)
+class Solver:
+    """The options of DRCL that hold for all groups; their meaning is in its docstring."""
+
+    prox: Prox
+    splitting: str
+    iterations: int
+    plasticity_steps: int
+    inner_steps: int
+    tolerance: float | None
+    memory: str | float
+    backend: str
+    check_finite: bool
+
+    def __post_init__(self) -> None:
+        one_of("splitting", self.splitting, SPLITTINGS)
+        one_of("backend", self.backend, BACKENDS)
+        memory(self.memory)
+        for name in ("iterations", "plasticity_steps", "inner_steps"):
+            count(name, getattr(self, name))
+        if self.tolerance is not None:
+            number("tolerance", self.tolerance)
+        if self.plasticity_steps > 1 and (self.iterations > 1 or self.splitting == "implicit"):
+            raise ValueError(
+                "plasticity_steps, iterations and splitting='implicit' are different readings of one loop; with "
+                "plasticity_steps above 1 leave iterations at 1 and choose another splitting"
+            )
+
+
+def group(options: dict[str, Any], solver: Solver, strict: bool = True) -> None:
     """One parameter group. `strict` refuses keys nobody reads; groups of a wrapped optimizer bring their own."""
     if strict:
         for key in options:
@@ -78,3 +95,7 @@ def group(options: dict[str, Any], strict: bool = True) -> None:
     stable = options["stable"]
     if stable is not None and not (isinstance(stable, (int, float)) and 0 < stable < 1):
         raise ValueError(f"stable={stable!r} must lie strictly between 0 and 1 (a share of weights), or be None")
+    if stable is not None and not isinstance(solver.prox, (L1, ElasticNet)):
+        raise ValueError(
+            f"stable= needs a prox that leaves weights exactly in place (l1, elastic), not {solver.prox!r}"
+        )

@@ -89,9 +89,7 @@ class PathIntegral(Importance):
     ) -> dict[str, torch.Tensor]:
         """The importance of `parameters` along the path so far; `batches` and `forward` are not used."""
         if not self.steps:
-            raise RuntimeError(
-                "PathIntegral has seen no step to integrate over; call watch(optimizer) before training"
-            )
+            raise RuntimeError("PathIntegral has seen no step to integrate over; call watch(optimizer) before training")
         result = {}
         for name, p in parameters.items():
             path = self._paths.get(id(p))

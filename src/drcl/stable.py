@@ -25,12 +25,12 @@ FLOOR = 1e-6  # added to a mean-one importance: weights the earlier tasks never 
 def choose(group: dict[str, Any], weights: list[Weight], rule: Rule, protected: int) -> float:
     """The strength for this step. `protected` counts the group's protected weights, those without gradient too."""
     steps = group.setdefault("stable_steps", 0)
-    if group["chosen_strength"] is None or steps < EARLY or steps % 5 == 0:
+    if steps < EARLY or steps % 5 == 0:
         active = sum(w.y.numel() for w in weights)
         # Weights without a gradient do not move, so the others must make up the whole share of movers.
         share = 1 - (1 - group["stable"]) * protected / active
         observed = max(float(torch.quantile(_ratios(weights, rule, active), min(max(share, 0.0), 1.0))), 1e-12)
-        old = group["chosen_strength"]
+        old = group["chosen_strength"] if steps else None
         blend = max(1 / (steps + 1), SMOOTHING)
         log = math.log(observed) if old is None else (1 - blend) * math.log(old) + blend * math.log(observed)
         group["chosen_strength"] = math.exp(log)

@@ -1,1 +1,1 @@
-"""The laboratory: streams of tasks, networks, methods, runs and reports. It stands on the library, never the reverse."""
+"""The laboratory: streams of tasks, networks, methods, runs and reports. It stands on the library."""

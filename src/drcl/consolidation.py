@@ -1,0 +1,149 @@
+"""The end of a task: which parameters an optimizer protects, and how their importance adds up over tasks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from drcl.anchor import Anchor, plain_name, provenance
+from drcl.importance import Importance
+
+if TYPE_CHECKING:
+    from drcl.optimizer import DRCL
+
+
+def importance_dtype(p: Tensor) -> torch.dtype:
+    """Importance spans many orders of magnitude: never kept in 16 bits."""
+    return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+
+
+def matching(optimizer: DRCL, model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters to protect, by name; refuses a model and an optimizer that do not belong together."""
+    own = {p for g in optimizer.param_groups for p in g["params"]}
+    names = {p: plain_name(n) for n, p in model.named_parameters()}
+    missing = [n for p, n in names.items() if p.requires_grad and p not in own]
+    if missing:
+        raise ValueError(
+            f"parameter {missing[0]!r} of the model is not in this optimizer (and {len(missing) - 1} more); add it "
+            "with opt.add_param_group({'params': [...]}), or set requires_grad=False if it is not trained"
+        )
+    candidates = [p for g in optimizer.param_groups if not g["free"] for p in g["params"]]
+    strangers = [p for p in candidates if p not in names]
+    if strangers:
+        raise ValueError(
+            f"parameter {optimizer.name_of(strangers[0])!r} of this optimizer is not in the model given to it here; "
+            "pass the model that is being trained, or put the parameter in a group with free=True"
+        )
+    chosen = {names[p]: p for p in candidates if p.requires_grad and p.is_floating_point()}
+    if not chosen:
+        raise ValueError("there is nothing to protect: every parameter is frozen or in a group with free=True")
+    return chosen
+
+
+def combined(
+    optimizer: DRCL, named: dict[str, nn.Parameter], new: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], float]:
+    """Earlier importance and the new one, divided by their mean over all protected weights; and that mean."""
+    keep = {"sum": 1.0, "latest": 0.0}.get(str(optimizer.solver.memory))
+    scale = (float(optimizer.solver.memory) if keep is None else keep) * optimizer.importance_mean
+    total: dict[str, Tensor] = {}
+    for name, p in named.items():
+        fresh = new[name].detach().to(importance_dtype(p))
+        if fresh.shape != p.shape or not bool(torch.isfinite(fresh).all()) or bool((fresh < 0).any()):
+            raise ValueError(f"the importance of {name!r} must be finite, >= 0 and of shape {tuple(p.shape)}")
+        old = optimizer.state.get(p, {}).get("importance")
+        total[name] = fresh if old is None or not scale else fresh + old * scale
+    mean = sum(float(t.double().sum()) for t in total.values()) / sum(t.numel() for t in total.values())
+    if mean <= 0:
+        warnings.warn(
+            "drcl: the importance is zero for every weight, so nothing will be protected; use "
+            "drcl.Fisher(labels='exact') or labels='empirical', more samples, or DRCL(damping=...)",
+            stacklevel=3,
+        )
+        return total, mean
+    return {name: t / mean for name, t in total.items()}, mean
+
+
+def start_task(optimizer: DRCL, named: dict[str, nn.Parameter]) -> None:
+    """Begin a task at the weights the model holds: anchor, z and y agree, no motion of the last task is left."""
+    for p in {*named.values(), *(p for p, _ in optimizer.protected())}:
+        state = optimizer.state[p]
+        state["anchor"] = p.detach().clone()
+        if optimizer.solver.splitting != "forward-backward":
+            state["z"] = p.detach().clone()
+    for state in optimizer.state.values():
+        for key in ("momentum_buffer", "start"):
+            state.pop(key, None)
+    if optimizer.inner is not None:
+        optimizer.inner.state.clear()
+    for group in optimizer.param_groups:
+        group["stable_steps"] = 0
+    optimizer._names |= {p: n for n, p in named.items()}
+    optimizer._progress |= {"mode": "train", "steps_in_proposal": 0, "gammas": []}
+
+
+def consolidate(
+    optimizer: DRCL,
+    model: nn.Module,
+    batches: Iterable[Any] | None,
+    estimator: Importance,
+    forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None,
+) -> None:
+    """The body of DRCL.consolidate: everything that can fail comes before anything that changes."""
+    if not hasattr(estimator, "estimate"):
+        raise TypeError(f"importance={estimator!r} must be an estimator such as drcl.Fisher() or drcl.MAS()")
+    if batches is None and getattr(estimator, "needs_data", True):
+        raise ValueError(f"{type(estimator).__name__} needs data: pass consolidate(model, batches)")
+    named = matching(optimizer, model)
+    with optimizer.deployed():
+        with torch.enable_grad():
+            new = estimator.estimate(model, batches, named, forward)
+        total, mean = combined(optimizer, named, new)
+    optimizer.eval()
+    for name, p in named.items():
+        optimizer.state[p]["importance"] = total[name]
+    start_task(optimizer, named)
+    optimizer._progress["importance_mean"] = mean
+    optimizer._progress["tasks"] += 1
+    optimizer._progress["made"] = [*optimizer._progress["made"], estimator.describe()]
+
+
+def anchor_of(optimizer: DRCL) -> Anchor | None:
+    pairs = [(optimizer.name_of(p), state) for p, state in optimizer.protected()]
+    if not pairs:
+        return None
+    return Anchor(
+        weights={name: state["anchor"].clone() for name, state in pairs},
+        importance={name: state["importance"].clone() for name, state in pairs},
+        provenance=provenance(
+            tasks=optimizer.tasks,
+            memory=optimizer.solver.memory,
+            importance_mean=optimizer.importance_mean,
+            made=optimizer._progress["made"],
+        ),
+    )
+
+
+def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
+    """The body of DRCL.protect."""
+    anchor.check(model)
+    named = matching(optimizer, model)
+    for name in anchor.weights:
+        if name not in named:
+            raise ValueError(
+                f"the anchor protects {name!r}, which is frozen or in a group with free=True here; "
+                "make it trainable, or leave it out of the anchor"
+            )
+    held = {name: named[name] for name in anchor.weights}
+    for name, p in held.items():
+        optimizer.state[p]["importance"] = anchor.importance[name].to(p.device, importance_dtype(p), copy=True)
+    anchor.restore(model)
+    start_task(optimizer, held)
+    made = anchor.provenance
+    optimizer._progress["tasks"] = int(made.get("tasks", 1))
+    optimizer._progress["importance_mean"] = float(made.get("importance_mean", 1.0))
+    optimizer._progress["made"] = list(made.get("made", []))
