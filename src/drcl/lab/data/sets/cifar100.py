@@ -24,12 +24,18 @@ def present(root: Path) -> bool:
 
 @data_set(
     "cifar100",
-    "small colour pictures, fine and coarse classes",
-    classes="100 or 20",
-    images="50,000 + 10,000, 3x32x32",
+    "things, two levels",
+    classes="100, 20",
+    images="60,000",
+    size="32x32",
     present=present,
-    sources=(Download({ARCHIVE: f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}"}),),
-    archives=(ARCHIVE,),
+    sources=(
+        Download(
+            {ARCHIVE: f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}"},
+            md5={ARCHIVE: "03b5dce01913d631647c71ecec9e9cb8"},
+        ),
+    ),
+    archives={ARCHIVE: ""},
     refused={"cifar-100-python.tar.gz": PICKLED, "cifar-100-python": PICKLED},
     counts={"train": 50_000, "test": 10_000},
     wanted=f"get {ARCHIVE} (the binary version) from https://www.cs.toronto.edu/~kriz/cifar.html",

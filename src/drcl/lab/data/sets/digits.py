@@ -14,9 +14,10 @@ LEVELS = 16  # the scans count ink in 0..16
 
 @data_set(
     "digits",
-    "handwritten digits inside scikit-learn",
+    "digits in scikit-learn",
     classes="10",
-    images="1,442 + 355, 1x8x8",
+    images="1,797",
+    size="8x8",
     embedded=True,
     counts={"train": 1_442, "test": 355},
 )

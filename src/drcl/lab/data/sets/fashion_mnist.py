@@ -27,9 +27,10 @@ CLASSES = (
 
 @data_set(
     "fashion-mnist",
-    "pictures of clothes",
+    "clothes",
     classes="10",
-    images="60,000 + 10,000, 1x28x28",
+    images="70,000",
+    size="28x28",
     present=lambda root: mnist_like.present(root, "fashion-mnist", *LAYOUTS),
     sources=(
         Download({f"{file}.gz": f"{ADDRESS}/{file}.gz" for file in mnist_like.FILES}),

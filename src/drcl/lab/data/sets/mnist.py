@@ -20,7 +20,8 @@ ADDRESSES = (
     "mnist",
     "handwritten digits",
     classes="10",
-    images="60,000 + 10,000, 1x28x28",
+    images="70,000",
+    size="28x28",
     present=lambda root: mnist_like.present(root, "mnist", *LAYOUTS),
     sources=(
         *(Download({f"{file}.gz": f"{at}/{file}.gz" for file in mnist_like.FILES}) for at in ADDRESSES),

@@ -10,7 +10,7 @@ from drcl.lab.data.formats.arrays import read_npz
 from drcl.lab.data.registry import data_set
 
 
-@data_set("npz", "your own arrays: load('npz', path='my.npz')", classes="yours", images="yours", own=True)
+@data_set("npz", "your arrays in a file", own=True)
 def npz(root: Path, path: str | Path, layout: str | None = None, name: str | None = None) -> DataSet:
     """Images as NHW, NHWC or NCHW, uint8 or floats in 0..1; ``layout`` only where the shape does not tell.
 
