@@ -43,7 +43,13 @@ def status(known: Entry) -> str:
 @app.command("list")
 def list_() -> None:
     """Show every data set, its size and whether it is there."""
-    table = Table(box=box.SIMPLE_HEAD, caption=f"in {data_folder()}", caption_justify="left", pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        caption=f"in {data_folder()}",
+        caption_justify="left",
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for column in ("name", "what", "classes", "images", "size", "status"):
         table.add_column(column, justify="right" if column in ("classes", "images", "size") else "left")
     for known in entries().values():
@@ -67,7 +73,7 @@ def fetch(
                 typer.echo(f"{name} is built in, there is nothing to fetch")
                 continue
             typer.echo(f"{name} is in {get(name, force=force)}")
-        except DataError as reason:
+        except (DataError, OSError) as reason:
             typer.secho(f"drcl: {reason}", err=True, fg=typer.colors.RED)
             failed = True
     if failed:
@@ -86,7 +92,7 @@ def verify(
     for name in chosen:
         try:
             typer.echo(f"{name}: {check(name)}")
-        except DataError as reason:
+        except (DataError, OSError) as reason:
             typer.secho(f"{name}: {reason}", err=True, fg=typer.colors.RED)
             failed = True
     if failed:

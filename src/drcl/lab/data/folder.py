@@ -15,10 +15,13 @@ VARIABLE = "DRCL_DATA"
 
 def data_folder(root: str | Path | None = None) -> Path:
     """``root`` if given, else the folder named by ``DRCL_DATA``, else ``data`` in the user's cache folder."""
-    chosen = root if root is not None else os.environ.get(VARIABLE) or None
-    if chosen is None:
-        chosen = Path(platformdirs.user_cache_dir("drcl", appauthor=False)) / "data"
+    chosen = root if root is not None else os.environ.get(VARIABLE) or default_folder()
     return Path(chosen).expanduser().absolute()
+
+
+def default_folder() -> Path:
+    """``data`` in the user's cache folder."""
+    return Path(platformdirs.user_cache_dir("drcl", appauthor=False)) / "data"
 
 
 def places(root: Path, name: str, *layouts: str, loose: bool = True) -> list[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from drcl.lab.data.errors import DataError
+from drcl.lab.data.folder import default_folder
+from drcl.lab.data.lock import locked
 from drcl.lab.data.place import HIDDEN
 from drcl.lab.data.progress import bar
 
@@ -103,22 +104,25 @@ def stack(
     size = count * int(np.prod(shape))
     if count < WORTH_KEEPING and size <= limit:
         return _fill(np.empty((count, *shape), np.uint8), rows(), what)
-    path = root / HIDDEN / "decoded" / f"{what.replace('/', '-').replace(' ', '-')}-{key}.npy"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(suffix=".partial", dir=path.parent)
-        os.close(handle)
-        try:
-            target = np.lib.format.open_memmap(name, mode="w+", dtype=np.uint8, shape=(count, *shape))
+    place = _workplace(root)
+    path = place / f"{what.replace('/', '-').replace(' ', '-')}-{key}.npy"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, *shape))
             _fill(target, rows(), what)
             target.flush()
             del target
-            os.replace(name, path)  # two processes may both have decoded; either file is complete
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+            os.replace(partial, path)
     # Copy-on-write keeps the file safe and gives torch the writable memory it asks for.
     return np.load(path, mmap_mode="c") if size > limit else np.load(path)
+
+
+def _workplace(root: Path) -> Path:
+    """Where decoded pictures are kept: with the data, or in the user's own cache when that is read-only."""
+    if root.exists() and not os.access(root, os.W_OK):
+        root = default_folder()
+    return root / HIDDEN / "decoded"
 
 
 def _fill(target: np.ndarray, rows: Iterable[np.ndarray], what: str) -> np.ndarray:

@@ -18,9 +18,11 @@ HIDDEN = ".drcl"  # locks, half-done work and decoded images live here, inside t
 
 @contextmanager
 def staging(root: Path, name: str) -> Iterator[Path]:
-    """A fresh folder on the same disk as ``root``, removed in the end whatever happens."""
+    """A fresh folder on the same disk as ``root``, removed in the end. Enter it holding ``only_one``."""
     base = root / HIDDEN / "staging"
     base.mkdir(parents=True, exist_ok=True)
+    for left in base.glob(f"{name}-*"):  # by a process that was killed: this one holds the lock
+        shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
     try:
         yield folder
@@ -68,6 +70,11 @@ def unpack_found(root: Path, name: str, archives: Mapping[str, str], present: Ca
                 break
     if not found:
         return
+    if not os.access(root, os.W_OK):
+        raise DataError(
+            f"{root} cannot be written to, so {', '.join(path.name for path in found)} cannot be unpacked there; "
+            f"unpack it yourself into {root / name}."
+        )
     with only_one(root, name):
         if present(root):  # another process was faster
             return
