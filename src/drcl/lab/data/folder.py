@@ -1,0 +1,56 @@
+"""Where data lives: ``DRCL_DATA``, or the user's cache folder; and how a file is looked for inside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import platformdirs
+
+from drcl.lab.data.errors import MissingData
+
+VARIABLE = "DRCL_DATA"
+
+
+def data_folder(root: str | Path | None = None) -> Path:
+    """``root`` if given, else the folder named by ``DRCL_DATA``, else ``data`` in the user's cache folder."""
+    chosen = root if root is not None else os.environ.get(VARIABLE) or default_folder()
+    return Path(chosen).expanduser().absolute()
+
+
+def default_folder() -> Path:
+    """``data`` in the user's cache folder."""
+    return Path(platformdirs.user_cache_dir("drcl", appauthor=False)) / "data"
+
+
+def places(root: Path, name: str, *layouts: str, loose: bool = True) -> list[Path]:
+    """Folders that may hold data set ``name``, best first: its own folder, then official folder names.
+
+    ``loose`` adds the data folder itself; sets whose file names are not theirs alone (MNIST's) leave it out.
+    """
+    own = root / name
+    found = [own, *(own / layout for layout in layouts), *(root / layout for layout in layouts)]
+    if loose:
+        found.append(root)
+    return [place for place in found if place.is_dir()]
+
+
+def find(folders: Iterable[Path], *names: str) -> Path | None:
+    """The first of ``names``, plain or with ``.gz``, in the first folder that has it."""
+    for folder in folders:
+        for name in names:
+            for candidate in (folder / name, folder / f"{name}.gz"):
+                if candidate.is_file():
+                    return candidate
+    return None
+
+
+def need(folders: Iterable[Path], what: str, *names: str) -> Path:
+    """Like ``find``, but a missing file is an error that names it and the folders looked in."""
+    looked = list(folders)
+    path = find(looked, *names)
+    if path is None:
+        where = ", ".join(str(folder) for folder in looked) or "the data folder"
+        raise MissingData(f"{what} lacks the file {' or '.join(names)} (or its .gz); looked in {where}.")
+    return path

@@ -1,0 +1,94 @@
+"""``load``: from a name to a data set, whatever form its files have in the data folder."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from drcl.lab.data.base import DataSet
+from drcl.lab.data.errors import DataError, MissingData
+from drcl.lab.data.folder import data_folder
+from drcl.lab.data.formats.arrays import read_npz
+from drcl.lab.data.place import unpack_found
+from drcl.lab.data.registry import Entry, entries, entry
+
+
+def names() -> list[str]:
+    """The names ``load`` knows, in alphabetical order."""
+    return list(entries())
+
+
+def load(name: str, root: str | Path | None = None, **options: Any) -> DataSet:
+    """Read data set ``name`` from the data folder (``root``, else ``DRCL_DATA``, else the user's cache).
+
+    A name that is not in ``names()`` is looked up as ``NAME.npz`` in the data folder. Options are the
+    reader's own, such as ``split="letters"`` for emnist or ``labels="coarse"`` for cifar100.
+    """
+    folder = data_folder(root)
+    if name not in entries() and (folder / f"{name}.npz").is_file():
+        _check(name, read_npz, options, skip=("path", "name"))
+        return read_npz(folder / f"{name}.npz", name, **options)
+    known = entry(name)
+    _check(name, known.read, options)
+    if known.own or known.embedded:
+        return known.read(folder, **options)
+    unpack_found(folder, name, known.archives, known.present)
+    if known.present(folder):
+        return known.read(folder, **options)
+    stand_in = _stand_in(known, folder, options)
+    if stand_in is None:
+        raise MissingData(missing(known, folder))
+    for option, value in options.items():
+        if (
+            option not in ("size", "budget")
+            and value != inspect.signature(known.read).parameters[option].default
+        ):
+            raise DataError(f"{option}={value!r} needs {name}'s official files, not {stand_in}.")
+    return read_npz(stand_in, name)
+
+
+def available(known: Entry, root: Path) -> bool:
+    """Whether ``load`` with default options would find this set, without unpacking anything."""
+    if known.present(root) or _stand_in(known, root, {}) is not None:
+        return True
+    return bool(known.archives) and all(
+        (root / archive).is_file() or (root / known.name / archive).is_file() for archive in known.archives
+    )
+
+
+def missing(known: Entry, root: Path) -> str:
+    """One sentence on how to get a data set that is not there."""
+    for file, why in known.refused.items():
+        for path in (root / file, root / known.name / file):
+            if path.exists():
+                return f"{path} is not read: {why}."
+    by_hand = f"{known.wanted}, and put it into {root / known.name}" if known.wanted else ""
+    if known.sources:
+        also = f", or by hand: {by_hand}" if by_hand else ""
+        return f"{known.name} is not in {root}: run `drcl data fetch {known.name}`{also}."
+    return f"{known.name} is not in {root} and cannot be fetched by a program: {by_hand}."
+
+
+def _check(name: str, read: Any, options: dict[str, Any], skip: tuple[str, ...] = ("root",)) -> None:
+    parameters = inspect.signature(read).parameters
+    allowed = [option for option in parameters if option not in skip]
+    for option in options:
+        if option not in allowed:
+            raise DataError(f"{name} has no option {option!r}; it has {', '.join(allowed) or 'none'}.")
+    for option in allowed:
+        if parameters[option].default is inspect.Parameter.empty and option not in options:
+            raise DataError(f"{name} needs the option {option!r}.")
+
+
+def _stand_in(known: Entry, root: Path, options: dict[str, Any]) -> Path | None:
+    """The set already as arrays, in NAME.npz or, where it has a size, NAME32.npz or NAME_32.npz."""
+    parameters = inspect.signature(known.read).parameters
+    if "size" not in parameters:
+        stems = [known.name]
+    else:
+        size = options.get("size", parameters["size"].default)
+        stems = [f"{known.name}{size}", f"{known.name}_{size}"]
+        if size == parameters["size"].default:
+            stems.append(known.name)
+    return next((root / f"{stem}.npz" for stem in stems if (root / f"{stem}.npz").is_file()), None)

@@ -1,0 +1,84 @@
+"""Putting files into the data folder in one move: a half-written data set is never seen under its name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from drcl.lab.data.errors import DataError
+from drcl.lab.data.lock import locked
+from drcl.lab.data.unpack import is_archive, unpack
+
+HIDDEN = ".drcl"  # locks, half-done work and decoded images live here, inside the data folder
+
+
+@contextmanager
+def staging(root: Path, name: str) -> Iterator[Path]:
+    """A fresh folder on the same disk as ``root``, removed in the end. Enter it holding ``only_one``."""
+    base = root / HIDDEN / "staging"
+    base.mkdir(parents=True, exist_ok=True)
+    for left in base.glob(f"{name}-*"):  # by a process that was killed: this one holds the lock
+        shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def only_one(root: Path, name: str) -> AbstractContextManager[None]:
+    """The lock under which data set ``name`` is written."""
+    return locked(root / HIDDEN / "locks" / f"{name}.lock")
+
+
+def move_in(staged: Path, target: Path) -> None:
+    """Move ``staged`` to ``target`` by renaming; what is already there and not replaced stays."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(staged, target)
+        return
+    for path in sorted(staged.rglob("*")):
+        output = target / path.relative_to(staged)
+        if path.is_file():
+            output.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, output)
+
+
+def unpack_into(archive: Path, folder: Path) -> None:
+    """Unpack ``archive``, and tar files directly inside it each into a folder of its name (ImageNet's)."""
+    if not is_archive(archive):
+        raise DataError(f"{archive} is neither a tar nor a zip file, whatever its name says; get it again.")
+    unpack(archive, folder)
+    for inner in sorted(folder.glob("*.tar")):
+        unpack(inner, folder / inner.stem)
+        inner.unlink()
+
+
+def unpack_found(root: Path, name: str, archives: Mapping[str, str], present: Callable[[Path], bool]) -> None:
+    """Unpack a set's official archives (name -> folder) that lie in the data folder or the set's own."""
+    if present(root):
+        return
+    found = {}
+    for archive, folder in archives.items():
+        for path in (root / name / archive, root / archive):
+            if path.is_file():
+                found[path] = folder
+                break
+    if not found:
+        return
+    if not os.access(root, os.W_OK):
+        raise DataError(
+            f"{root} cannot be written to, so {', '.join(path.name for path in found)} cannot be unpacked there; "
+            f"unpack it yourself into {root / name}."
+        )
+    with only_one(root, name):
+        if present(root):  # another process was faster
+            return
+        with staging(root, name) as stage:
+            for path, folder in found.items():
+                unpack_into(path, stage / name / folder)
+            move_in(stage / name, root / name)

@@ -1,0 +1,116 @@
+"""CASIA-HWDB: scans of handwritten Chinese characters, one .gnt file a writer, versions 1.0, 1.1 and 1.2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from drcl.lab.data.base import DataSet, Split
+from drcl.lab.data.errors import DataError, MissingData
+from drcl.lab.data.folder import places
+from drcl.lab.data.formats.gnt import character, is_hanzi, read_gnt
+from drcl.lab.data.images import stack
+from drcl.lab.data.registry import data_set
+
+VERSIONS = ("1.0", "1.1", "1.2")
+PARTS = {"train": ("trn_gnt", "train_gnt", "Train"), "test": ("tst_gnt", "test_gnt", "Test")}
+
+
+def _files(root: Path, version: str, part: str) -> list[Path]:
+    found: set[Path] = set()
+    for folder in places(root, "casia-hwdb"):
+        for ending in PARTS[part]:
+            for pattern in (f"HWDB{version}{ending}*", f"Gnt{version}{ending}*"):
+                for place in folder.glob(pattern):
+                    if place.is_dir():
+                        found.update(place.rglob("*.gnt"))
+    return sorted(found, key=lambda path: (path.name, str(path)))
+
+
+def _versions(root: Path) -> list[str]:
+    return [v for v in VERSIONS if _files(root, v, "train") and _files(root, v, "test")]
+
+
+@data_set(
+    "casia-hwdb",
+    "handwritten Chinese scans",
+    classes="3,755+",
+    images="1,121,749",
+    size="32x32",
+    present=lambda root: bool(_versions(root)),
+    archives={
+        f"HWDB{version}{part}_gnt.zip": f"HWDB{version}{part}_gnt"
+        for version in VERSIONS
+        for part in ("trn", "tst")
+    },
+    decodes=True,
+    wanted="get HWDB1.1trn_gnt.zip and HWDB1.1tst_gnt.zip (or version 1.0's) from "
+    "http://www.nlpr.ia.ac.cn/databases/handwriting/Download.html, unpack their .gnt files (an .alz inside "
+    "needs an ALZ program) into folders HWDB1.1trn_gnt and HWDB1.1tst_gnt",
+)
+def casia_hwdb(
+    root: Path, version: str | None = None, size: int = 32, symbols: bool = False, budget: int | None = None
+) -> DataSet:
+    """Images [N, 1, size, size], dark ink on white as scanned, padded to a square, shrunk bicubically.
+
+    Classes are ordered by GB code, so that the 3,755 common characters come before the rarer ones.
+    ``version`` defaults to 1.1 if it is there; ``symbols=True`` keeps the letters, digits and signs of
+    version 1.0. Groups are the writers.
+    """
+    there = _versions(root)
+    version = version or ("1.1" if "1.1" in there else there[0])
+    if version not in there:
+        raise MissingData(
+            f"version={version!r} of casia-hwdb is not in {root}, there is {', '.join(there)}: "
+            f"put its .gnt files into {root / 'casia-hwdb' / f'HWDB{version}trn_gnt'} and ...tst_gnt."
+        )
+    files = {part: _files(root, version, part) for part in PARTS}
+    codes: dict[str, list[bytes]] = {part: [] for part in PARTS}
+    writers: dict[str, list[int]] = {part: [] for part in PARTS}
+    kept: dict[bytes, str] = {}
+    every = files["train"] + files["test"]
+    for part, paths in files.items():
+        for path in paths:
+            for code, _ in read_gnt(path):
+                if symbols or is_hanzi(code):
+                    kept.setdefault(code, character(code, path))
+                    codes[part].append(code)
+                    writers[part].append(every.index(path))
+    order = sorted(kept)
+    label_of = {code: label for label, code in enumerate(order)}
+    splits = {}
+    for part, paths in files.items():
+        if not codes[part]:
+            raise DataError(f"casia-hwdb {version} has no Chinese characters in its {part} files.")
+        stamp = f"{size}-{int(symbols)}-{len(paths)}-{sum(path.stat().st_size for path in paths):x}"
+        images = stack(
+            lambda paths=paths: (  # type: ignore[misc]
+                squared(pixels, size)
+                for path in paths
+                for code, pixels in read_gnt(path)
+                if symbols or is_hanzi(code)
+            ),
+            len(codes[part]),
+            (1, size, size),
+            root,
+            f"casia-hwdb {version} {part}",
+            stamp,
+            budget,
+        )
+        labels = np.array([label_of[code] for code in codes[part]], np.int64)
+        splits[part] = Split(images, labels, np.array(writers[part], np.int64))
+    return DataSet("casia-hwdb", splits["train"], splits["test"], tuple(kept[code] for code in order))
+
+
+def squared(pixels: np.ndarray, size: int) -> np.ndarray:
+    """A grey image centred on a white square and brought to [1, size, size]."""
+    height, width = pixels.shape
+    side = max(height, width)
+    square = np.full((side, side), 255, np.uint8)
+    top, left = (side - height) // 2, (side - width) // 2
+    square[top : top + height, left : left + width] = pixels
+    if side != size:
+        square = np.asarray(Image.fromarray(square).resize((size, size), Image.Resampling.BICUBIC))
+    return square[None]

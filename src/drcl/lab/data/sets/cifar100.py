@@ -1,0 +1,74 @@
+"""CIFAR-100: 50,000 + 10,000 colour pictures of 32x32, 100 fine classes in 20 coarse ones (Krizhevsky)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drcl.lab.data.base import DataSet, Split
+from drcl.lab.data.errors import DataError
+from drcl.lab.data.files import read_lines
+from drcl.lab.data.folder import find, need, places
+from drcl.lab.data.formats.cifar import PICKLED, check_labels, read_batches
+from drcl.lab.data.registry import data_set
+from drcl.lab.data.sources import Download
+
+LAYOUT = "cifar-100-binary"
+ARCHIVE = "cifar-100-binary.tar.gz"
+SIZES = {"coarse": 20, "fine": 100}  # the order of the two label bytes of a row
+
+
+def present(root: Path) -> bool:
+    folders = places(root, "cifar100", LAYOUT)
+    return all(find(folders, file) for file in ("train.bin", "test.bin"))
+
+
+@data_set(
+    "cifar100",
+    "things, two levels",
+    classes="100, 20",
+    images="60,000",
+    size="32x32",
+    present=present,
+    sources=(
+        Download(
+            {ARCHIVE: f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}"},
+            md5={ARCHIVE: "03b5dce01913d631647c71ecec9e9cb8"},
+        ),
+    ),
+    archives={ARCHIVE: ""},
+    refused={"cifar-100-python.tar.gz": PICKLED, "cifar-100-python": PICKLED},
+    counts={"train": 50_000, "test": 10_000},
+    wanted=f"get {ARCHIVE} (the binary version) from https://www.cs.toronto.edu/~kriz/cifar.html",
+)
+def cifar100(root: Path, labels: str = "fine") -> DataSet:
+    """Images [N, 3, 32, 32] with ``labels="fine"`` (100 classes) or ``"coarse"`` (20 superclasses)."""
+    if labels not in SIZES:
+        raise DataError(f"labels={labels!r} is not one of cifar100's: fine, coarse.")
+    folders = places(root, "cifar100", LAYOUT)
+    column = list(SIZES).index(labels)
+    splits = []
+    for file in ("train.bin", "test.bin"):
+        path = need(folders, "cifar100", file)
+        images, both = read_batches([path], label_bytes=2)
+        splits.append(Split(images, check_labels(both[:, column], SIZES[labels], path)))
+    return DataSet("cifar100", splits[0], splits[1], _names(folders, labels))
+
+
+def superclass(root: Path) -> tuple[int, ...]:
+    """The coarse class of each of the 100 fine classes, read from the labels themselves."""
+    path = need(places(root, "cifar100", LAYOUT), "cifar100", "train.bin")
+    _, both = read_batches([path], label_bytes=2)
+    pairs = {(int(fine), int(coarse)) for coarse, fine in both}
+    if len(pairs) != len({fine for fine, _ in pairs}):
+        raise DataError(f"{path} puts one fine class into two coarse ones; it is not CIFAR-100.")
+    return tuple(coarse for _, coarse in sorted(pairs))
+
+
+def _names(folders: list[Path], labels: str) -> tuple[str, ...]:
+    path = find(folders, f"{labels}_label_names.txt")
+    if path is None:
+        return tuple(f"{labels} {i}" for i in range(SIZES[labels]))
+    names = tuple(read_lines(path))
+    if len(names) != SIZES[labels]:
+        raise DataError(f"{path} has {len(names)} names, cifar100 has {SIZES[labels]} {labels} classes.")
+    return names

