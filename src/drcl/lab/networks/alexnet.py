@@ -49,10 +49,9 @@ class AlexNet(nn.Sequential):
             layers[f"{word}relu{number}"] = nn.ReLU()
             layers[f"{word}drop{number}"] = nn.Dropout(rate)
 
-        for number, (wide, kernel, rate) in enumerate(
-            zip(channels, (side // 8, side // 10, 2), rates), start=1
-        ):
-            wide = _scaled(wide, width)
+        kernels = (side // 8, side // 10, 2)
+        for number, (base, kernel, rate) in enumerate(zip(channels, kernels, rates), start=1):
+            wide = _scaled(base, width)
             layers[f"conv{number}"] = nn.Conv2d(inputs, wide, kernel, bias=bias)
             finish(number, "conv_", wide, rate)
             layers[f"pool{number}"] = nn.MaxPool2d(2)

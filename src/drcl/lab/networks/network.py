@@ -95,7 +95,7 @@ def build(spec: str | Mapping[str, Any], stream: Stream, seed: int = 0) -> Netwo
     told = stream.scenario == "task"
     if not told and any(isinstance(layer, PerTaskBatchNorm) for layer in trunk.modules()):
         raise ValueError(
-            f'norm="per-task" has to be told the task, a {stream.scenario}-incremental stream does not tell it: '
+            f'norm="per-task" needs to know the task, which a {stream.scenario}-incremental stream hides: '
             'choose norm="shared", "frozen", "batch" or "group"'
         )
     with seeds.seeded_torch(seed, "network", "heads"):
