@@ -60,7 +60,7 @@ class Examples:
         out = np.empty((len(self), *self.shape), np.uint8)
         for begin in range(0, len(self), 4096):
             block = np.arange(begin, min(begin + 4096, len(self)))
-            out[block] = self.view.pixels(self._gather(block)).numpy()
+            out[block] = self.view.pixels(self._gather(block))
         return out
 
     def take(self, positions: np.ndarray | list[int] | slice) -> tuple[Tensor, Tensor]:

@@ -161,7 +161,11 @@ def get(name: str, **overrides: Any) -> Benchmark:
     """
     tables = _tables()
     if name not in tables:
-        near = get_close_matches(name, tables, n=1)
+        # Half the field says permuted-mnist, the other half mnist-permuted: words in any order are
+        # understood.
+        words = sorted(name.lower().replace("_", "-").split("-"))
+        near = [known for known in tables if sorted(known.split("-")) == words]
+        near = near or get_close_matches(name, tables, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "drcl list benchmarks shows them all"
         raise ValueError(f"there is no benchmark {name!r}: {hint}")
     settings = dict(tables[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -53,8 +53,7 @@ def class_split(
         chosen = chosen[:tasks]
     cut = split_parts(data, seed=seed, **parts)
     sizes = [len(classes) for classes in chosen]
-    if scenario == "domain" and len(set(sizes)) > 1:
-        raise ValueError('scenario="domain" shares one head: every task needs the same number of classes')
+    heads = _heads(sizes, scenario)
     starts = np.cumsum([0, *sizes]).tolist()
 
     def make(index: int) -> Task:
@@ -66,7 +65,6 @@ def class_split(
         three = [_relabelled(part, table) for part in cut.three()]
         return _task(cut, index, three, classes, labels, scenario)
 
-    heads = {"task": sizes, "domain": sizes[:1], "class": [sum(sizes)]}[scenario]
     return _stream(cut, "classes", make, len(chosen), scenario, heads, seed)
 
 
@@ -238,8 +236,7 @@ def chain(
         inner = seeds.derive(seed, "chain", number)
         streams.append(class_split(one, seed=inner, classes_per_task=width, tasks=1, view=seen, **parts))
     sizes = [stream.heads[0] for stream in streams]
-    if scenario == "domain" and len(set(sizes)) > 1:
-        raise ValueError('scenario="domain" shares one head: give classes_per_task, the same for all sets')
+    heads = _heads(sizes, scenario)
     starts = np.cumsum([0, *sizes]).tolist()
 
     def make(index: int) -> Task:
@@ -259,9 +256,21 @@ def chain(
             scenario=scenario,
         )
 
-    heads = {"task": sizes, "domain": sizes[:1], "class": [sum(sizes)]}[scenario]
     name = "chain of " + ", ".join(one.name for one in sets)
     return Stream(name, make, len(sets), scenario=scenario, heads=heads, shape=streams[0].shape, seed=seed)
+
+
+def _heads(sizes: list[int], scenario: Scenario) -> list[int]:
+    """Outputs of each head, for tasks with classes of their own."""
+    if scenario == "task":
+        return sizes
+    if scenario == "class":
+        return [sum(sizes)]
+    if scenario != "domain":
+        raise ValueError(f"scenario={scenario!r}: choose one of {', '.join(get_args(Scenario))}")
+    if len(set(sizes)) > 1:
+        raise ValueError(f'scenario="domain": one head needs as many classes in each task, not {sizes}')
+    return sizes[:1]
 
 
 def _relabelled(part: Examples, table: np.ndarray) -> Examples:
