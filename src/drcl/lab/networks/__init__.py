@@ -1,0 +1,27 @@
+"""What learns: trunks of the field's benchmarks, heads, and the policies of their norm layers."""
+
+from drcl.lab.networks.alexnet import AlexNet, AlexNetGPM
+from drcl.lab.networks.cnn import SmallCNN, UPGDNet
+from drcl.lab.networks.heads import HeadKind, Heads
+from drcl.lab.networks.mlp import MLP
+from drcl.lab.networks.network import Network, build, count_parameters, names
+from drcl.lab.networks.norms import NormPolicy, make_norm
+from drcl.lab.networks.resnet import ReducedResNet18, ResNet18
+
+__all__ = [
+    "MLP",
+    "AlexNet",
+    "AlexNetGPM",
+    "HeadKind",
+    "Heads",
+    "Network",
+    "NormPolicy",
+    "ReducedResNet18",
+    "ResNet18",
+    "SmallCNN",
+    "UPGDNet",
+    "build",
+    "count_parameters",
+    "make_norm",
+    "names",
+]

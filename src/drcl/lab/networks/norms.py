@@ -1,0 +1,112 @@
+"""What a normalisation layer remembers over tasks. This choice alone can decide how much a network seems
+to forget, so it is named, and every network takes it as an argument.
+
+- "shared": batch normalisation with one set of running statistics, which every task overwrites
+- "per-task": running statistics for each task, scale and shift shared; needs to be told the task
+- "frozen": running statistics of the first task, used unchanged, in training too, from the second task on
+- "batch": no running statistics; the batch at hand is normalised by its own, also when evaluating
+- "group": GroupNorm, which never looks at another example
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+NormPolicy = Literal["shared", "per-task", "frozen", "batch", "group"]
+
+
+def make_norm(policy: NormPolicy, channels: int, tasks: int = 1, affine: bool = True) -> nn.Module:
+    """A normalisation layer for `channels` features, flat or as maps."""
+    if policy == "shared":
+        return BatchNorm(channels, affine=affine)
+    if policy == "batch":
+        return BatchNorm(channels, affine=affine, track_running_stats=False)
+    if policy == "frozen":
+        return FrozenBatchNorm(channels, affine=affine)
+    if policy == "per-task":
+        return PerTaskBatchNorm(channels, tasks, affine=affine)
+    if policy == "group":
+        return nn.GroupNorm(math.gcd(32, channels), channels, affine=affine)
+    raise ValueError(f"norm={policy!r}: choose one of {', '.join(get_args(NormPolicy))}, or None")
+
+
+class BatchNorm(_BatchNorm):
+    """Batch normalisation of ``[B, C]`` and ``[B, C, ...]`` alike."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"input has shape {tuple(input.shape)}: give [B, C] or [B, C, ...]")
+
+
+class FrozenBatchNorm(BatchNorm):
+    """Learns its statistics on the first task; after `freeze` it applies them unchanged in every mode.
+
+    Whether it is frozen is a buffer, so that it survives a checkpoint."""
+
+    frozen: Tensor
+
+    def __init__(self, channels: int, affine: bool = True) -> None:
+        super().__init__(channels, affine=affine)
+        self.register_buffer("frozen", torch.tensor(False))
+
+    def freeze(self) -> None:
+        self.frozen.fill_(True)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.frozen:
+            return super().forward(input)
+        self._check_input_dim(input)
+        return F.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+        )
+
+
+class PerTaskBatchNorm(BatchNorm):
+    """One row of running statistics a task; `task` says which row is read and written."""
+
+    def __init__(self, channels: int, tasks: int, affine: bool = True) -> None:
+        super().__init__(channels, affine=affine, track_running_stats=False)
+        if tasks < 1:
+            raise ValueError(f"tasks={tasks}: per-task statistics need at least one task")
+        self.register_buffer("task_mean", torch.zeros(tasks, channels))
+        self.register_buffer("task_var", torch.ones(tasks, channels))
+        self.task = 0
+
+    task_mean: Tensor
+    task_var: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        # Rows are views: batch_norm writes the running statistics of this task in place and of no other.
+        return F.batch_norm(
+            input,
+            self.task_mean[self.task],
+            self.task_var[self.task],
+            self.weight,
+            self.bias,
+            training=self.training,
+            momentum=self.momentum if self.momentum is not None else 0.1,
+            eps=self.eps,
+        )
+
+
+def select_task(module: nn.Module, task: int) -> None:
+    """Point all per-task layers inside `module` at the statistics of `task`."""
+    for layer in module.modules():
+        if isinstance(layer, PerTaskBatchNorm):
+            if not 0 <= task < len(layer.task_mean):
+                raise IndexError(f"task {task}: there are statistics for {len(layer.task_mean)} tasks")
+            layer.task = task
+
+
+def freeze_statistics(module: nn.Module) -> None:
+    """Freeze the statistics of all "frozen" layers inside `module`; called when the first task ends."""
+    for layer in module.modules():
+        if isinstance(layer, FrozenBatchNorm):
+            layer.freeze()

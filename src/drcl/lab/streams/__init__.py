@@ -1,0 +1,42 @@
+"""Streams of tasks: what a benchmark is. Cut from a data set here, walked through by the learner."""
+
+from drcl.lab.streams.builders import (
+    attributes,
+    chain,
+    class_split,
+    label_permutations,
+    permuted_inputs,
+    permuted_labels,
+    rotated_inputs,
+    shards,
+)
+from drcl.lab.streams.online import online
+from drcl.lab.streams.task import Scenario, Stream, Task
+
+# The names a benchmark's description uses.
+BUILDERS = {
+    "class-split": class_split,
+    "permuted-inputs": permuted_inputs,
+    "permuted-labels": permuted_labels,
+    "rotated-inputs": rotated_inputs,
+    "attributes": attributes,
+    "shards": shards,
+    "chain": chain,
+    "online": online,
+}
+
+__all__ = [
+    "BUILDERS",
+    "Scenario",
+    "Stream",
+    "Task",
+    "attributes",
+    "chain",
+    "class_split",
+    "label_permutations",
+    "online",
+    "permuted_inputs",
+    "permuted_labels",
+    "rotated_inputs",
+    "shards",
+]
