@@ -49,7 +49,7 @@ class Group:
 
 
 def group(runs: Iterable[Run]) -> list[Group]:
-    """Group readable runs over their seeds. Runs with other options are another group, told apart by its label."""
+    """Group readable runs over their seeds. Other options make another group, told apart by its label."""
     readable = [run for run in runs if run.readable]
     benchmarks = _labels(
         readable, lambda run: run.benchmark, lambda run: {"": run.options("benchmark_options")}
@@ -70,6 +70,10 @@ def group(runs: Iterable[Run]) -> list[Group]:
 
 def _by_seed(run: Run) -> tuple[int, str]:
     return (run.seed or 0, str(run.path))
+
+
+def _benchmark_settings(run: Run) -> dict[str, Any]:
+    return {"": run.options("benchmark_options")}
 
 
 def _settings(run: Run) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Named measures of a continual learner: what the accuracy matrix, the weights and a stream of predictions say.
+"""Named measures of a continual learner, taken from the accuracy matrix, the weights or a stream of guesses.
 
-Runs are summarised with them and tables are made of them. ``R[i][j]`` is the test accuracy on task ``j`` after
-task ``i`` was finished, as a fraction, NaN where it was not measured; indices count from 0. A measure that is
-not defined on its input is :class:`Undefined`: a NaN that carries the reason. It is never 0.
+Runs are summarised with them and tables are made of them. ``R[i][j]`` is the test accuracy on task ``j``
+after task ``i`` was finished, as a fraction, NaN where it was not measured; indices count from 0. A measure
+that is not defined on its input is :class:`Undefined`: a NaN that carries the reason. It is never 0.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def average_accuracy(matrix: Any) -> float:
 
 
 def backward_transfer(matrix: Any) -> float:
-    """What later tasks did to earlier ones: ``1/(T-1) sum_{j<T} (R[T][j] - R[j][j])``. Negative is forgetting."""
+    """What later tasks did to earlier ones: ``1/(T-1) sum_{j<T} (R[T][j] - R[j][j])``; below 0 is loss."""
     R = _square(matrix)
     T = len(R)
     if T < 2:
@@ -117,13 +117,13 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def forgetting_curve(matrix: Any, kind: Literal["max", "first", "ever"] = "max") -> list[float]:
-    """Forgetting of the tasks before t, after each task t. The first entry is undefined: nothing came before."""
+    """Forgetting of the tasks before t, after each task t. The first is undefined: nothing came before."""
     R = _square(matrix)
     return [forgetting(R[: t + 1, : t + 1], kind) for t in range(len(R))]
 
 
 def incremental_accuracy(matrix: Any) -> float:
-    """A_inc, the mean over time of the accuracy on all tasks seen so far: ``1/T sum_t 1/t sum_{j<=t} R[t][j]``."""
+    """A_inc, the mean over time of the accuracy on the tasks seen: ``1/T sum_t 1/t sum_{j<=t} R[t][j]``."""
     return _mean(accuracy_curve(matrix))
 
 
@@ -134,7 +134,7 @@ def accuracy_curve(matrix: Any) -> list[float]:
 
 
 def learning_accuracy(matrix: Any) -> float:
-    """Mean accuracy of a task when it was just learned, ``1/T sum_j R[j][j]``: plasticity, whatever is kept later.
+    """Mean accuracy of a task when it was just learned, ``1/T sum_j R[j][j]``: plasticity alone.
 
     It equals ``average_accuracy - backward_transfer * (T - 1) / T``.
     """
@@ -169,8 +169,8 @@ def forward_transfer(matrix: Any, untrained: Sequence[float] | None = None) -> f
 def group_forgetting(matrix: Any, group: Iterable[int], after: int) -> float:
     """F_G(t): mean forgetting (``"max"``) of the tasks of ``group`` that were learned before task ``after``.
 
-    Tasks of the group that come later are not counted, neither above nor below the fraction: counting them as
-    zero would make early values look better than they are. With every task in the group this is the cumulative
+    Tasks of the group that come later are not counted, neither above nor below the fraction: as zeros they
+    would make early values look better than they are. With all tasks in the group it is the cumulative
     average.
     """
     R = _square(matrix)
@@ -212,9 +212,9 @@ _NO_WEIGHTS = "there are no shared weights to compare"
 
 
 def effective_stability(before: Weights, after: Weights, epsilon: float = 0.0) -> float:
-    """Share of the weights that stayed: bit for bit with ``epsilon=0``, else ``|new - old| < epsilon * |old|``.
+    """Share of the weights that stayed: exactly with ``epsilon=0``, else ``|new - old| < epsilon * |old|``.
 
-    A weight that did not change is stable also where it is 0; one that left 0 has moved. The customary values of
+    A weight that did not change is stable also where it is 0; one that left 0 has moved. Customary values of
     ``epsilon`` are 0.05 and 1e-3. Under 0.05 plain SGD with a small learning rate scores high as well.
     """
     if not epsilon >= 0:
@@ -244,7 +244,7 @@ def step_stiffness(step_norms: Sequence[float]) -> float:
 
 
 def residual(before: Weights, after: Weights) -> float:
-    """Douglas-Rachford residual ``|y_{k+1} - y_k|_2 / sqrt(P)``. Its going to 0 does not prove a minimiser."""
+    """Douglas-Rachford residual ``|y_{k+1} - y_k|_2 / sqrt(P)``. Going to 0 proves no minimiser."""
     length = stiffness(before, after)
     return (
         length
@@ -290,7 +290,7 @@ def online_forgetting(per_task: Sequence[float]) -> float:
 
 
 def online_plasticity(loss_before: Sequence[float], loss_after: Sequence[float]) -> float:
-    """Mean share of a sample's loss that its own update removed: ``max(0, 1 - after / max(before, 1e-8))``."""
+    """Mean share of the loss that an update removed: ``max(0, 1 - after / max(before, 1e-8))``."""
     old, new = np.asarray(loss_before, dtype=float), np.asarray(loss_after, dtype=float)
     if old.shape != new.shape or old.ndim != 1:
         raise ValueError(

@@ -1,7 +1,7 @@
 """The read side of a run's directory: what tables, figures and the page are made from.
 
-A run may be unfinished, killed in the middle of a line or damaged. It is read as far as it goes, and what is wrong
-with it is kept as sentences in ``Run.problems``; nothing is dropped without a word.
+A run may be unfinished, killed in the middle of a line or damaged. It is read as far as it goes, and what is
+wrong with it is kept as sentences in ``Run.problems``; nothing is dropped without a word.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class Run:
 
     @property
     def tasks_done(self) -> int:
-        rows = np.flatnonzero(~np.isnan(self.matrix).all(axis=1)) if self.matrix.size else []
+        if not self.matrix.size:
+            return 0
+        rows = np.flatnonzero(~np.isnan(self.matrix).all(axis=1))
         return int(rows[-1]) + 1 if len(rows) else 0
 
     @property
@@ -138,7 +140,7 @@ class Run:
     # ---- what it measured
 
     def value(self, name: str) -> float:
-        """A measure by its name: of the matrix, of the drift, of the cost, else whatever ``result.json`` holds."""
+        """A measure by its name: of the matrix, the drift or the cost, else what ``result.json`` holds."""
         compute = _COMPUTED.get(name)
         if compute is not None:
             return compute(self)

@@ -1,4 +1,4 @@
-"""Files of a run's directory that may be cut short or damaged: read as far as they go, with a sentence for the rest."""
+"""Files of a run's directory, which may be cut short or damaged: read as far as they go."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _rows(path: Path, done: bool, problems: list[str]) -> list[tuple[int, list[s
     lines = text.splitlines()
     if text and not text.endswith("\n") and not done:
         lines.pop()
-    return [(number, cells) for number, cells in enumerate(csv.reader(lines), start=1) if cells]
+    return [(line, cells) for line, cells in enumerate(csv.reader(lines), start=1) if cells]
 
 
 def read_matrix(path: Path, done: bool, problems: list[str]) -> np.ndarray:
@@ -95,7 +95,7 @@ def read_matrix(path: Path, done: bool, problems: list[str]) -> np.ndarray:
         problems.append("accuracy.csv is damaged (its first line is not task,0,1,2,...)")
         return np.empty((0, 0))
     matrix = np.full((T, T), math.nan)
-    for number, cells in rows[1:]:
+    for line, cells in rows[1:]:
         try:
             task, values = int(cells[0]), [float(cell) if cell else math.nan for cell in cells[1:]]
             if len(values) != T or not 0 <= task < T:
@@ -103,11 +103,11 @@ def read_matrix(path: Path, done: bool, problems: list[str]) -> np.ndarray:
             if any(not 0 <= value <= 1 for value in values if not math.isnan(value)):
                 raise ValueError("an accuracy is a fraction from 0 to 1")
         except ValueError as error:
-            problems.append(f"accuracy.csv line {number} is damaged ({error})")
+            problems.append(f"accuracy.csv line {line} is damaged ({error})")
             continue
         if not np.isnan(matrix[task]).all() and not np.array_equal(matrix[task], values, equal_nan=True):
             problems.append(
-                f"accuracy.csv line {number} contradicts an earlier line for task {task}; the later counts"
+                f"accuracy.csv line {line} contradicts an earlier line for task {task}; the later counts"
             )
         matrix[task] = values
     return matrix
@@ -123,13 +123,13 @@ def read_records(
         problems.append(f"{path.name} is damaged (its first line is not {','.join(fields)})")
         return []
     records = []
-    for number, cells in rows[1:]:
+    for line, cells in rows[1:]:
         try:
             if len(cells) != len(fields):
                 raise ValueError(f"{len(fields)} entries are expected, there are {len(cells)}")
             records.append(build(cells))
         except ValueError as error:
-            problems.append(f"{path.name} line {number} is damaged ({error})")
+            problems.append(f"{path.name} line {line} is damaged ({error})")
     return records
 
 
