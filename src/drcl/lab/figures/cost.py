@@ -96,7 +96,7 @@ def describe(runs: Iterable[Run]) -> str:
     points = _points(rows(list(runs)))
     key, label = _unit(points)
     parts = [
-        f"{row.label} at {row.values[key].mean:.2f} with {100 * row.values['average_accuracy'].mean:.1f} percent"
+        f"{row.label} at {row.values[key].mean:.2f}, {100 * row.values['average_accuracy'].mean:.1f} percent"
         for row in points
     ]
     return f"Scatter of average accuracy against {label}: " + ("; ".join(parts) or "nothing to show") + "."

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drcl.lab.figures import style
-from drcl.lab.groups import Group, group
+from drcl.lab.groups import Group
 from drcl.lab.rundir import Run
 
 _DIRECT = 9  # more names than this do not fit beside the lines
@@ -31,7 +31,7 @@ def draw(
     top: float | None = None,
 ) -> Figure:
     """A panel for each benchmark among ``runs``."""
-    groups = group(runs)
+    groups = style.drawable(runs)
     looks = looks or style.looks(groups)
     boards = style.by_benchmark(groups)
     with style.styled():
@@ -57,7 +57,7 @@ def _panel(
     for g in groups:
         mean, deviation = over_seeds(g, measure)
         look, x = looks[g.label], np.arange(len(mean))
-        # Two points of a long stream would hide the line under its markers.
+        # Over a long stream the markers would hide the line.
         marker = look.marker if len(x) <= 25 else ""
         known = np.flatnonzero(~np.isnan(mean))
         if not len(known):
@@ -67,21 +67,14 @@ def _panel(
                 100 * mean[known[0]], color=look.colour, linestyle=look.dash, linewidth=1.2, label=g.label
             )
         else:
-            ax.fill_between(
-                x,
-                100 * (mean - deviation),
-                100 * (mean + deviation),
-                color=look.colour,
-                alpha=0.15,
-                linewidth=0,
-            )
+            low, high = 100 * (mean - deviation), 100 * (mean + deviation)
+            ax.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
             ax.plot(x, 100 * mean, color=look.colour, linestyle=look.dash, marker=marker, label=g.label)
         ends[g.label] = float(100 * mean[known[-1]])
     style.task_ticks(ax, tasks)
     ax.set_xlim(-0.2, max(1, tasks - 1) + 0.1 * max(1, tasks - 1) / 7)
-    low, high = ax.get_ylim()
     if top is not None:
-        ax.set_ylim(low, min(high, top))
+        ax.set_ylim(top=min(ax.get_ylim()[1], top))
     _name(ax, ends, looks)
 
 
@@ -108,8 +101,8 @@ def _name(ax: Axes, ends: Mapping[str, float], looks: Mapping[str, style.Look]) 
 def describe(runs: Iterable[Run], measure: Callable[[np.ndarray], list[float]], name: str) -> str:
     """The first and last value of every line in words."""
     parts = []
-    for g in group(runs):
-        mean = over_seeds(g, measure)[0] if g.finished else np.array([])
+    for g in style.drawable(runs):
+        mean, _ = over_seeds(g, measure)
         known = [(task + 1, 100 * value) for task, value in enumerate(mean) if not math.isnan(value)]
         if known:
             (first, a), (last, b) = known[0], known[-1]

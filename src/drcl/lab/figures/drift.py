@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from drcl.lab.figures import heat, style
-from drcl.lab.groups import Group, group
+from drcl.lab.groups import Group
 from drcl.lab.rundir import Run
 
 TITLE = "Weights left exactly where they were"
@@ -18,7 +18,10 @@ _NAME = 18  # letters of a layer's name that fit beside the map
 
 
 def shares(g: Group) -> tuple[list[str], np.ndarray]:
-    """Layer names and their unmoved shares by task, in the mean over seeds; the last row is the whole network."""
+    """Layers and their unmoved shares from the second task on, mean over seeds; the last row is all weights.
+
+    The first task starts from random weights: that it moves them all says nothing.
+    """
     runs = [run for run in g.finished if run.drift]
     layers = list(dict.fromkeys(row.layer for run in runs for row in run.drift))
     tasks = max((row.task + 1 for run in runs for row in run.drift), default=0)
@@ -28,12 +31,12 @@ def shares(g: Group) -> tuple[list[str], np.ndarray]:
             stack[k, layers.index(row.layer), row.task] = row.unmoved
         for task, share in run.unmoved_by_task().items():
             stack[k, -1, task] = share
-    return [*layers, _ALL], stack.mean(axis=0) if len(runs) else np.empty((len(layers) + 1, 0))
+    return [*layers, _ALL], stack.mean(axis=0)[:, 1:] if len(runs) else np.empty((1, 0))
 
 
 def draw(runs: Iterable[Run]) -> Figure:
     """A panel for each method and benchmark among ``runs``."""
-    groups = [g for g in group(runs) if any(run.drift for run in g.finished)]
+    groups = [g for g in style.drawable(runs) if shares(g)[1].size]
     several = len({g.benchmark for g in groups}) > 1
     with style.styled():
         maps = [shares(g) for g in groups]
@@ -44,7 +47,7 @@ def draw(runs: Iterable[Run]) -> Figure:
             return style.nothing(figure, axes[0], "no drift was recorded")
         for ax, (names, values) in zip(axes, maps):
             heat.cells(ax, values)
-            ax.set_xticks(*heat.ticks([str(t + 1) for t in range(values.shape[1])]))
+            ax.set_xticks(*heat.ticks([str(t + 2) for t in range(values.shape[1])]))
             ax.set_yticks(*heat.ticks([_short(name) for name in names], limit=40))
             ax.set_xlabel("weights unmoved by task, %")
             if len(names) > 2:
@@ -58,10 +61,10 @@ def _short(name: str) -> str:
 
 def describe(runs: Iterable[Run]) -> str:
     parts = []
-    for g in group(runs):
+    for g in style.drawable(runs):
         _, values = shares(g)
-        if values.shape[1] > 1:
-            parts.append(f"{g.label} left {100 * values[-1, 1:].mean():.0f} percent of all weights in place")
+        if values.size:
+            parts.append(f"{g.label} left {100 * values[-1].mean():.0f} percent of all weights in place")
     return (
         "Heat map of the share of weights (rows: layers) that each task (columns) left exactly unmoved; "
         "from the second task on, " + ("; ".join(parts) or "nothing was recorded") + "."

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from drcl.lab.figures import heat, style
-from drcl.lab.groups import group
 from drcl.lab.rundir import Run
 
 TITLE = "Accuracy on each task after each task"
@@ -16,7 +14,7 @@ TITLE = "Accuracy on each task after each task"
 
 def draw(runs: Iterable[Run]) -> Figure:
     """A panel for each method and benchmark among ``runs``."""
-    groups = [g for g in group(runs) if g.finished]
+    groups = style.drawable(runs)
     several = len({g.benchmark for g in groups}) > 1
     with style.styled():
         titles = [f"{g.label}, {g.benchmark}" if several else g.label for g in groups]
@@ -37,13 +35,7 @@ def draw(runs: Iterable[Run]) -> Figure:
 
 def describe(runs: Iterable[Run]) -> str:
     parts = []
-    for g in group(runs):
-        if g.finished:
-            last = ", ".join(f"{100 * value:.0f}" for value in g.matrix()[-1])
-            parts.append(f"{g.label} ends with {last} percent on tasks 1 to {len(g.matrix())}")
+    for g in style.drawable(runs):
+        last = ", ".join(f"{100 * value:.0f}" for value in g.matrix()[-1])
+        parts.append(f"{g.label} ends with {last} percent on tasks 1 to {len(g.matrix())}")
     return "Heat map of accuracy on each task (columns) after each task (rows): " + "; ".join(parts) + "."
-
-
-def final_spread(values: np.ndarray) -> float:
-    """Best minus worst final accuracy: an even last row means no task was sacrificed."""
-    return float(np.nanmax(values[-1]) - np.nanmin(values[-1]))

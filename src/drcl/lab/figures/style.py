@@ -1,7 +1,7 @@
 """How every figure looks: one colour, marker and dash a method, the same in all of them, and calm axes.
 
-The colours follow Okabe and Ito, so that they stay apart for colour-blind readers; marker and dash tell methods
-apart a second time. Colours are also known by a name, so that a page can give them another value in the dark.
+The colours follow Okabe and Ito, so that they stay apart for colour-blind readers; marker and dash tell
+methods apart a second time. Colours are known by a name, so that a page can change them in the dark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
 
 from drcl.lab.groups import Group
-from drcl.lab.table import REFERENCES
+from drcl.lab.rundir import Run
+from drcl.lab.table import REFERENCES, rows
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def looks(groups: Iterable[Group]) -> dict[str, Look]:
     return found
 
 
-_RC = {
+_RC: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,
@@ -154,21 +155,24 @@ def styled() -> Iterator[None]:
 def panels(titles: Sequence[str], width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:
     """A figure with one panel a title, side by side; a single panel needs none."""
     figure = Figure(figsize=(width * max(1, len(titles)), height), layout="constrained")
-    figure.patch.set_alpha(0)
+    figure.patch.set_facecolor("none")
     axes = [figure.add_subplot(1, max(1, len(titles)), k + 1) for k in range(max(1, len(titles)))]
     for ax, title in zip(axes, titles):
-        ax.patch.set_alpha(0)
+        ax.patch.set_facecolor("none")
         if len(titles) > 1:
             ax.set_title(title, loc="left", color=INK.light)
     return figure, axes
 
 
+def drawable(runs: Iterable[Run]) -> list[Group]:
+    """Groups with a finished run, in the order of the table."""
+    return [row.group for row in rows(runs) if row.group is not None and row.group.finished]
+
+
 def by_benchmark(groups: Iterable[Group]) -> dict[str, list[Group]]:
-    """The groups that have something to draw."""
     found: dict[str, list[Group]] = {}
     for g in groups:
-        if g.finished:
-            found.setdefault(g.benchmark, []).append(g)
+        found.setdefault(g.benchmark, []).append(g)
     return found
 
 
