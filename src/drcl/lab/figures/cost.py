@@ -1,0 +1,102 @@
+"""Figure: what accuracy costs. One point a method: time to learn against final average accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from drcl.lab.figures import style
+from drcl.lab.groups import group
+from drcl.lab.rundir import Run
+from drcl.lab.table import Row, rows
+
+TITLE = "Accuracy against time"
+
+
+def _points(table: Iterable[Row]) -> list[Row]:
+    return [row for row in table if not math.isnan(row.values["learning_seconds"].mean)]
+
+
+def _unit(points: list[Row]) -> tuple[str, str]:
+    """Multiples of SGD's time where every point has one, else seconds."""
+    if all(not math.isnan(row.values["relative_time"].mean) for row in points):
+        return "relative_time", "time to learn, multiple of SGD's"
+    return "learning_seconds", "time to learn, seconds"
+
+
+def draw(runs: Iterable[Run], looks: Mapping[str, style.Look] | None = None) -> Figure:
+    """A panel for each benchmark among ``runs``."""
+    runs = list(runs)
+    looks = looks or style.looks(group(runs))
+    points = _points(rows(runs))
+    boards = list(dict.fromkeys(row.benchmark for row in points))
+    with style.styled():
+        figure, axes = style.panels(boards)
+        if not boards:
+            return style.nothing(figure, axes[0], "no finished run says how long it took")
+        for ax, benchmark in zip(axes, boards):
+            _panel(ax, [row for row in points if row.benchmark == benchmark], looks)
+        return figure
+
+
+def _panel(ax: Axes, points: list[Row], looks: Mapping[str, style.Look]) -> None:
+    key, label = _unit(points)
+    for row in points:
+        look, x, y = looks[row.label], row.values[key], row.values["average_accuracy"].scaled(100)
+        ax.errorbar(
+            x.mean,
+            y.mean,
+            xerr=None if math.isnan(x.deviation) else x.deviation,
+            yerr=None if math.isnan(y.deviation) else y.deviation,
+            color=look.colour,
+            marker=look.marker,
+            markersize=7,
+            markerfacecolor="none" if look.reference else look.colour,
+            markeredgewidth=1.4,
+            elinewidth=1,
+            linestyle="",
+        )
+    times = [row.values[key].mean for row in points]
+    if max(times) > 5 * min(times) > 0:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ax.xaxis.set_minor_formatter(lambda value, _: "")
+    ax.margins(x=0.12, y=0.15)
+    ax.autoscale_view()
+    ax.grid(True, axis="both")
+    ax.set_xlabel(label)
+    ax.set_ylabel("average accuracy, %")
+    _name(ax, points, key, looks)
+
+
+def _name(ax: Axes, points: list[Row], key: str, looks: Mapping[str, style.Look]) -> None:
+    low, high = ax.get_ylim()
+    heights = {row.label: 100 * row.values["average_accuracy"].mean for row in points}
+    places = style.spread(heights, gap=(high - low) * 0.075)
+    for row in points:
+        x = row.values[key].mean
+        across = ax.transLimits.transform((math.log10(x) if ax.get_xscale() == "log" else x, 0))[0]
+        left = across > 0.7
+        ax.annotate(
+            row.label,
+            (x, places[row.label]),
+            xytext=(-8 if left else 8, 0),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            va="center",
+            color=looks[row.label].colour,
+            fontweight="normal" if looks[row.label].reference else "bold",
+        )
+
+
+def describe(runs: Iterable[Run]) -> str:
+    points = _points(rows(list(runs)))
+    key, label = _unit(points)
+    parts = [
+        f"{row.label} at {row.values[key].mean:.2f}, {100 * row.values['average_accuracy'].mean:.1f} percent"
+        for row in points
+    ]
+    return f"Scatter of average accuracy against {label}: " + ("; ".join(parts) or "nothing to show") + "."

@@ -1,0 +1,58 @@
+"""A grid of shares as coloured cells, with the percentage in each cell as long as it can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from drcl.lab.figures import style
+
+_READABLE = 14  # columns
+_VECTOR = 32  # cells a side beyond which a picture is smaller than shapes
+
+
+def cells(ax: Axes, values: np.ndarray) -> None:
+    """Draw ``values`` in [0, 1], row 0 on top; NaN stays empty."""
+    rows, columns = values.shape
+    if max(rows, columns) <= _VECTOR:
+        for i, j in zip(*np.nonzero(~np.isnan(values))):
+            # A little smaller than the cell: the ground shows between them, whatever its colour is.
+            colour = style.HEAT_MAP(float(values[i, j]))
+            ax.add_patch(Rectangle((j + 0.03, i + 0.03), 0.94, 0.94, facecolor=colour, linewidth=0))
+    else:
+        picture = np.ma.masked_invalid(values)
+        extent = (0, columns, rows, 0)
+        ax.imshow(
+            picture, cmap=style.HEAT_MAP, vmin=0, vmax=1, aspect="auto", interpolation="none", extent=extent
+        )
+    ax.set_xlim(0, columns)
+    ax.set_ylim(rows, 0)
+    ax.grid(False)
+    for side in ax.spines.values():
+        side.set_visible(False)
+    if columns > _READABLE or rows > 2 * _READABLE:
+        return
+    for i in range(rows):
+        for j in range(columns):
+            share = float(values[i, j])
+            if share == share:
+                ink = style.ON_LOW if share < 0.5 else style.ON_HIGH
+                ax.text(
+                    j + 0.5,
+                    i + 0.5,
+                    f"{100 * share:.0f}",
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color=ink.light,
+                )
+
+
+def ticks(names: Sequence[str], limit: int = 16) -> tuple[list[float], list[str]]:
+    """Positions in the middle of the cells and their names, thinned out where there are many."""
+    step = max(1, -(-len(names) // limit))
+    places = range(0, len(names), step)
+    return [k + 0.5 for k in places], [names[k] for k in places]

@@ -1,0 +1,112 @@
+"""Runs of one method on one benchmark over its seeds: the unit of a table's row and of a curve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drcl.lab.rundir import Run
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one method on one benchmark that differ in nothing but their seed."""
+
+    benchmark: str
+    method: str
+    label: str  # the method, with the options that tell it from another group of the same method
+    runs: tuple[Run, ...]
+
+    @property
+    def finished(self) -> tuple[Run, ...]:
+        """The runs that count: finished, each seed once."""
+        seen: set[int | None] = set()
+        kept = []
+        for run in self.runs:
+            if run.finished and run.seed not in seen:
+                seen.add(run.seed)
+                kept.append(run)
+        return tuple(kept)
+
+    @property
+    def repeated(self) -> tuple[Run, ...]:
+        """Finished runs of a seed that is there already; counting one seed twice would feign certainty."""
+        kept = {run.path for run in self.finished}
+        return tuple(run for run in self.runs if run.finished and run.path not in kept)
+
+    @property
+    def unfinished(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if not run.finished)
+
+    def matrix(self) -> np.ndarray:
+        """The accuracy matrix in the mean over the seeds that count."""
+        return np.mean([run.matrix for run in self.finished], axis=0)
+
+
+def group(runs: Iterable[Run]) -> list[Group]:
+    """Group readable runs over their seeds. Other options make another group, told apart by its label."""
+    readable = [run for run in runs if run.readable]
+    benchmarks = _labels(
+        readable, lambda run: run.benchmark, lambda run: {"": run.options("benchmark_options")}
+    )
+    buckets: dict[tuple[str, str, str], list[Run]] = {}
+    for run in readable:
+        buckets.setdefault((benchmarks[run.path], run.method, _fingerprint(_settings(run))), []).append(run)
+    labels: dict[Path, str] = {}
+    for benchmark in dict.fromkeys(benchmarks.values()):
+        here = [run for run in readable if benchmarks[run.path] == benchmark]
+        labels.update(_labels(here, lambda run: run.method, _settings))
+    groups = [
+        Group(benchmark, method, labels[members[0].path], tuple(sorted(members, key=_by_seed)))
+        for (benchmark, method, _), members in buckets.items()
+    ]
+    return sorted(groups, key=lambda g: (g.benchmark, g.method, g.label))
+
+
+def _by_seed(run: Run) -> tuple[int, str]:
+    return (run.seed or 0, str(run.path))
+
+
+def _benchmark_settings(run: Run) -> dict[str, Any]:
+    return {"": run.options("benchmark_options")}
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {"": run.options("method_options"), "training": run.options("training")}
+
+
+def _fingerprint(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Option -> its value as text, tables inside tables joined by dots."""
+    flat: dict[str, str] = {}
+    for prefix, table in settings.items():
+        for key, value in table.items():
+            name = f"{prefix}.{key}" if prefix else key
+            if isinstance(value, dict):
+                flat.update(_flat({name: value}))
+            else:
+                flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def _labels(
+    runs: list[Run], name: Callable[[Run], str], settings: Callable[[Run], Mapping[str, Mapping[str, Any]]]
+) -> dict[Path, str]:
+    """The name alone where all runs of that name agree, else the name and the options that differ."""
+    labels: dict[Path, str] = {}
+    for each in dict.fromkeys(name(run) for run in runs):
+        mine = {run.path: _flat(settings(run)) for run in runs if name(run) == each}
+        keys = sorted({key for flat in mine.values() for key in flat})
+        telling = [key for key in keys if len({flat.get(key) for flat in mine.values()}) > 1]
+        for path, flat in mine.items():
+            differs = ", ".join(f"{key}={flat.get(key, 'not set')}" for key in telling)
+            labels[path] = f"{each} ({differs})" if telling else each
+    return labels

@@ -1,0 +1,227 @@
+"""How a table looks: in a terminal (rich), in Markdown, as CSV for a program and as LaTeX for a paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from drcl.lab.rundir import Run
+from drcl.lab.table import COLUMNS, Column, Row, Statistic, benchmark_notes, cell_text, rows
+
+SUMMARY = ("average_accuracy", "backward_transfer", "unmoved", "relative_time")
+_UNITS = {"x SGD": "× SGD"}
+
+
+def _benchmarks(table: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.benchmark for row in table))
+
+
+def _heading(column: Column) -> tuple[str, str]:
+    return column.title, _UNITS.get(column.unit, column.unit)
+
+
+# ---- terminal
+
+
+def rich_table(table: Sequence[Row]) -> RenderableType:
+    """Every benchmark's table with its notes, for ``Console.print``."""
+    parts: list[RenderableType] = []
+    for benchmark in _benchmarks(table):
+        mine = [row for row in table if row.benchmark == benchmark]
+        if any(row.label for row in mine):
+            shown = _rich(mine, COLUMNS)
+            shown.title = Text(benchmark, style="bold")
+            parts.append(shown)
+        else:
+            parts.append(Text(benchmark, style="bold"))
+        notes = benchmark_notes(table, benchmark)
+        parts.extend(Padding(Text(note, style="yellow"), (0, 1)) for note in notes)
+        parts.append(Text())
+    return Group(*parts[:-1])
+
+
+def _rich(mine: Sequence[Row], columns: Sequence[Column]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, title_justify="left", header_style="", pad_edge=False, padding=(0, 1))
+    shown.add_column(Text("method", style="bold"), no_wrap=True, vertical="bottom")
+    shown.add_column(Text("seeds", style="dim"), justify="right")
+    for column in columns:
+        title, unit = _heading(column)
+        head = Text(title, style="bold", justify="right")
+        if unit:
+            head.append(f"\n{unit}", style="dim")
+        shown.add_column(head, justify="right")
+    for row in mine:
+        cells = [_rich_cell(row, column) for column in columns]
+        name = Text(row.label, style="dim" if row.reference else "")
+        shown.add_row(name, Text(str(len(row.seeds)), style="dim"), *cells)
+    return shown
+
+
+def _rich_cell(row: Row, column: Column) -> Text:
+    value = row.values[column.key]
+    whole = cell_text(column, value)
+    mean, sign, deviation = whole.partition(" ± ")
+    if row.reference or math.isnan(value.mean):
+        return Text(whole, style="dim")
+    text = Text(mean, style="bold green" if column.key in row.best else "")
+    return text.append(sign + deviation, style="dim")
+
+
+def summary_table(runs: Iterable[Run]) -> Table:
+    """The columns that end a demonstration: what was kept, what was lost, what stayed put, what it cost."""
+    table = rows(runs)
+    by_key = {column.key: column for column in COLUMNS}
+    mine = [row for row in table if row.label]
+    shown = Table(box=box.ROUNDED, border_style="dim", header_style="", padding=(0, 2), show_lines=False)
+    shown.title = Text(" · ".join(_benchmarks(mine)), style="bold")
+    shown.add_column(Text("method", style="bold"), no_wrap=True)
+    for key in SUMMARY:
+        title, unit = _heading(by_key[key])
+        head = Text(title, style="bold", justify="right")
+        shown.add_column(head.append(f"\n{unit}", style="dim"), justify="right")
+    accuracies = [row.values["average_accuracy"].mean for row in mine if not row.reference]
+    top = max((a for a in accuracies if not math.isnan(a)), default=math.nan)
+    several = len(_benchmarks(mine)) > 1
+    for row in mine:
+        name = f"{row.label}, {row.benchmark}" if several else row.label
+        winner = row.values["average_accuracy"].mean == top and not row.reference
+        style = "bold" if winner else "dim" if row.reference else ""
+        shown.add_row(Text(name, style=style), *(_rich_cell(row, by_key[key]) for key in SUMMARY))
+    notes = [note for benchmark in _benchmarks(mine) for note in benchmark_notes(table, benchmark)]
+    if notes:
+        shown.caption = Text("\n".join(notes), style="dim", justify="left")
+    return shown
+
+
+def _text(table: Sequence[Row]) -> str:
+    out = io.StringIO()
+    Console(file=out, width=140, color_system=None, legacy_windows=False).print(rich_table(table))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+# ---- Markdown
+
+
+def _markdown(table: Sequence[Row]) -> str:
+    parts = []
+    for benchmark in _benchmarks(table):
+        mine = [row for row in table if row.benchmark == benchmark]
+        parts.append(f"### {_md(benchmark)}\n")
+        if any(row.label for row in mine):
+            heads = ["method", "seeds"]
+            heads += [f"{title} ({unit})" if unit else title for title, unit in map(_heading, COLUMNS)]
+            lines = [
+                "| " + " | ".join(_md(head) for head in heads) + " |",
+                "|---|" + "---:|" * (len(heads) - 1),
+            ]
+            for row in mine:
+                cells = [_md(row.label), str(len(row.seeds))]
+                for column in COLUMNS:
+                    text = cell_text(column, row.values[column.key])
+                    cells.append(f"**{text}**" if column.key in row.best else text)
+                lines.append("| " + " | ".join(cells) + " |")
+            parts.append("\n".join(lines) + "\n")
+        notes = benchmark_notes(table, benchmark)
+        if notes:
+            parts.append("\n".join(f"- {_md(note)}" for note in notes) + "\n")
+    return "\n".join(parts)
+
+
+def _md(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text.replace("\n", " "))
+
+
+# ---- CSV
+
+
+def _csv(table: Sequence[Row]) -> str:
+    """Fractions and plain units at full precision; of the notes only how many runs are left out."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = [f"{column.key}{end}" for column in COLUMNS for end in ("", "_std", "_n")]
+    writer.writerow(["benchmark", "method", "seeds", "finished", "left_out", *names])
+    for row in table:
+        left_out = len(row.group.unfinished) + len(row.group.repeated) if row.group else len(row.notes)
+        cells: list[object] = [
+            row.benchmark,
+            row.label,
+            " ".join(map(str, row.seeds)),
+            len(row.seeds),
+            left_out,
+        ]
+        for column in COLUMNS:
+            cells += _numbers(row.values[column.key])
+        writer.writerow(cells)
+    return out.getvalue()
+
+
+def _numbers(value: Statistic) -> list[object]:
+    return ["" if math.isnan(x) else repr(x) for x in (value.mean, value.deviation)] + [value.n]
+
+
+# ---- LaTeX
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "–": "--",
+    "−": "$-$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+}
+
+
+def _tex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text.replace("\n", " "))
+
+
+def _latex(table: Sequence[Row]) -> str:
+    r"""Booktabs, one ``tabular`` for all benchmarks; needs ``\usepackage{booktabs}``."""
+    width = len(COLUMNS) + 2
+    heads = [("method", ""), ("seeds", ""), *map(_heading, COLUMNS)]
+    lines = [r"\begin{tabular}{lr" + "r" * len(COLUMNS) + "}", r"\toprule"]
+    lines.append(" & ".join(_tex(title) for title, _ in heads) + r" \\")
+    lines.append(" & ".join(_tex(f"({unit})") if unit else "" for _, unit in heads) + r" \\")
+    comments = []
+    for benchmark in _benchmarks(table):
+        mine = [row for row in table if row.benchmark == benchmark and row.label]
+        comments += [f"% {note}" for note in benchmark_notes(table, benchmark)]
+        if not mine:
+            continue
+        lines += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\emph{{{_tex(benchmark)}}}}} \\"]
+        for row in mine:
+            cells = [_tex(row.label), str(len(row.seeds))]
+            for column in COLUMNS:
+                text = _tex(cell_text(column, row.values[column.key]))
+                cells.append(rf"\textbf{{\boldmath {text}}}" if column.key in row.best else text)
+            lines.append(" & ".join(cells) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([comment.replace("\n", " ") for comment in comments] + lines) + "\n"
+
+
+FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {
+    "text": _text,
+    "markdown": _markdown,
+    "csv": _csv,
+    "latex": _latex,
+}
