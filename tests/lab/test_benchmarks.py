@@ -194,7 +194,6 @@ def test_superclass_comments_name_what_the_ids_are():
 
 def test_digits_permuted_forgets_without_protection():
     """Plain SGD over the default settings, fewer tasks: the last task is learned, the first is lost."""
-    pytest.importorskip("drcl.lab.data.loading", reason="the data readers are not part of this build")
     one = benchmarks.get("digits-permuted")
     stream = one.stream(seed=0, tasks=3)
     network = one.network(stream, seed=0)
