@@ -64,9 +64,6 @@ class _FromSamples(Importance):
         rng = np.random.default_rng([self.seed, 1])
         with undisturbed(model, seed=self.seed):
             model.eval()
-            protected = {id(p) for p in parameters.values()}
-            for p in model.parameters():
-                p.requires_grad_(id(p) in protected)
             hook = default_forward if forward is None else _checked(forward)
             sums, count = per_sample_moments(
                 model,
