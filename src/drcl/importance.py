@@ -80,7 +80,7 @@ class _FromSamples(Importance):
                 )
             for name, total in sums.items():
                 total /= count
-                if not torch.isfinite(total).all():
+                if not torch.isfinite(total.max()):
                     raise FloatingPointError(
                         f"the gradient of parameter {name!r} is not finite on some samples (nan, inf or too "
                         "large to square); look for diverged training or bad values in the data first"

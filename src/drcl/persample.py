@@ -14,12 +14,14 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from drcl.layergrads import Moments
+from drcl.layergrads import Moments, add_power
 from drcl.onepass import OnePass, Shapes, Unsupported, shapes_of_outputs
 from drcl.routes import Cotangents, Forward, one_by_one, times_used, vectorised
 from drcl.sampling import batch_length, take, tensors
 
 __all__ = ["Cotangents", "Forward", "accumulator", "per_sample_moments"]
+
+Directions = Callable[[Any, Any, int], Cotangents]
 
 # Two routes round differently, and a rounding may switch a ReLU; a wrong route is wrong by far more.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.03}
@@ -30,7 +32,7 @@ def per_sample_moments(
     batches: Iterable[Any],
     parameters: dict[str, nn.Parameter],
     forward: Forward,
-    directions: Callable[[Any, Any, int], Cotangents],
+    directions: Directions,
     power: int,
 ) -> tuple[Moments, int]:
     """Sum of |per-sample gradient|^power over all samples of `batches` and all directions, and their number.
@@ -41,7 +43,6 @@ def per_sample_moments(
     """
     for p in model.parameters():
         p.requires_grad_(False)
-    totals = _zeros(parameters)
     count, plan = 0, None
     for batch in batches:
         length = batch_length(batch)
@@ -49,23 +50,20 @@ def per_sample_moments(
             continue
         if plan is None:
             plan = _Plan(model, batch, parameters, forward, power)
-        plan.add(batch, length, directions, totals)
+        step = plan.step(length)
+        for start in range(0, length, step):
+            part = batch if step == length else take(batch, slice(start, start + step))
+            plan.add(part, min(step, length - start), directions)
         count += length
-    return totals, count
+    return ({} if plan is None else plan.totals), count
 
 
 def accumulator(parameter: torch.Tensor) -> torch.dtype:
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
-def _zeros(parameters: dict[str, nn.Parameter]) -> Moments:
-    return {
-        name: torch.zeros_like(p, dtype=accumulator(p), requires_grad=False) for name, p in parameters.items()
-    }
-
-
 class _Plan:
-    """Which parameter takes which route."""
+    """Which parameter takes which route, and the sums so far."""
 
     def __init__(
         self,
@@ -79,52 +77,58 @@ class _Plan:
         self.onepass = OnePass(model, parameters)
         self.vectorised: dict[str, nn.Parameter] = {}
         self.looped: dict[str, nn.Parameter] = {}
-        self._try(take(batch, [0, min(1, batch_length(batch) - 1)]))
+        pair = take(batch, [0, min(1, batch_length(batch) - 1)])
+        probe, truth, shapes = self._definition(pair)
+        self.activations = sum(shape.numel() for shape in shapes.values())
+        self.totals = {
+            name: torch.zeros_like(p, dtype=accumulator(p), requires_grad=False)
+            for name, p in parameters.items()
+        }
+        self._try_onepass(pair, probe, truth, shapes)
+        covered = set(self.onepass.names)
+        self.vectorised = self._some(name for name in parameters if name not in covered)
+        if self.vectorised:
+            self._try_vectorised(pair, probe, truth)
+        for total in self.totals.values():
+            total.zero_()
 
-    def add(
-        self, batch: Any, length: int, directions: Callable[[Any, Any, int], Cotangents], totals: Moments
-    ) -> None:
+    def step(self, length: int) -> int:
+        """Samples at once. The sums lie beside the activations all the time, where an ordinary pass gets its
+        gradients only as its activations go: where activations weigh, half a batch needs no more memory."""
+        light = 4 * self.activations * length <= sum(p.numel() for p in self.parameters.values())
+        return length if light or length < 16 else (length + 1) // 2
+
+    def add(self, batch: Any, length: int, directions: Directions) -> None:
         with self.onepass.listening():
             output, target = self.forward(self.model, batch)
             cotangents = directions(output, target, length)
+            others = self.looped
             try:
-                self.onepass.backward(output, cotangents, length, totals, self.power)
-                others = self.looped
-            except Unsupported:
-                others = {**self.looped, **self._some(self.onepass.names)}
+                self.onepass.backward(output, cotangents, length, self.totals, self.power)
+            except Unsupported as reason:
+                others = {**others, **self._some(self.onepass.names)}
+                self._warn(others, str(reason))
         del output
         if self.vectorised:
-            vectorised(self.model, batch, self.vectorised, self.forward, cotangents, totals, self.power)
+            vectorised(self.model, batch, self.vectorised, self.forward, cotangents, self.totals, self.power)
         if others:
-            one_by_one(self.model, batch, others, self.forward, cotangents, totals, self.power)
+            one_by_one(self.model, batch, others, self.forward, cotangents, self._receive)
+
+    def _receive(self, name: str, gradient: torch.Tensor) -> None:
+        add_power(self.totals[name], gradient[None], self.power)
 
     def _some(self, names: Iterable[str]) -> dict[str, nn.Parameter]:
         wanted = set(names)
         return {name: p for name, p in self.parameters.items() if name in wanted}
 
-    def _try(self, pair: Any) -> None:
-        """Compare every route with the definition on two samples; keep the fastest that agrees."""
-        probe, truth, shapes = self._definition(pair)
-        fast = _zeros(self.parameters)
-        with self.onepass.listening():
-            output, _ = self.forward(self.model, pair)
-            self.onepass.layout(2, shapes)
-            try:
-                self.onepass.backward(output, probe, 2, fast, self.power)
-            except Unsupported:
-                self.onepass.forget(self.onepass.names)
-        self.onepass.forget(self._disagreeing(self.onepass.names, fast, truth))
-        covered = set(self.onepass.names)
-        self.vectorised = self._some(name for name in self.parameters if name not in covered)
-        if self.vectorised:
-            self._try_vectorised(pair, probe, truth)
-
     def _definition(self, pair: Any) -> tuple[Cotangents, Moments, Shapes]:
-        """Random cotangents, the moments the definition gives for them, the layers' shapes for one sample.
+        """Random cotangents, what the definition gives for them, and the layers' shapes for one sample.
 
-        Random, because those of a well trained model can be too small to tell right from wrong.
+        Random, because those of a well trained model can be too small to tell right from wrong. Of the
+        moments only sums over the first dimension are kept, enough to recognise them by.
         """
-        truth, probe = _zeros(self.parameters), Cotangents([[]])
+        probe: Cotangents = [[]]
+        truth: Moments = {}
         seen: dict[str, Any] = {}
 
         def look(output: Any) -> None:
@@ -132,9 +136,16 @@ class _Plan:
             probe[0] += [_random_pair(leaf, generator) for leaf in tensors(output)]
             seen["times"], seen["shapes"] = times_used(output, self.parameters), dict(shapes)
 
+        def receive(name: str, gradient: torch.Tensor) -> None:
+            wide = gradient.to(accumulator(gradient))
+            powers = wide.abs() ** self.power if wide.ndim < 2 else None
+            # The norm sums without a second array as large as the gradient.
+            mark = torch.linalg.vector_norm(wide, self.power, 0) ** self.power if powers is None else powers
+            truth[name] = truth[name] + mark if name in truth else mark
+
         try:
             with shapes_of_outputs(self.onepass.rules) as shapes:
-                one_by_one(self.model, pair, self.parameters, self.forward, probe, truth, self.power, look)
+                one_by_one(self.model, pair, self.parameters, self.forward, probe, receive, look)
         except Exception as error:
             self._explain(pair, error)
         calls = Counter(name for module, _ in seen["shapes"] for name in self.onepass.owned[module].values())
@@ -152,33 +163,54 @@ class _Plan:
             f"it says: {error}"
         ) from error
 
+    def _try_onepass(self, pair: Any, probe: Cotangents, truth: Moments, shapes: Shapes) -> None:
+        with self.onepass.listening():
+            output, _ = self.forward(self.model, pair)
+            self.onepass.layout(2, shapes)
+            try:
+                self.onepass.backward(output, probe, 2, self.totals, self.power)
+            except Unsupported:
+                self.onepass.forget(self.onepass.names)
+        self.onepass.forget(self._disagreeing(self.onepass.names, truth))
+
     def _try_vectorised(self, pair: Any, probe: Cotangents, truth: Moments) -> None:
-        found = _zeros(self.vectorised)
-        reason = "its output for a sample depends on the others of the batch"
+        for name in self.vectorised:
+            self.totals[name].zero_()
+        reason = "the output for a sample depends on the others of its batch"
         try:
-            vectorised(self.model, pair, self.vectorised, self.forward, probe, found, self.power)
-            wrong = self._disagreeing(self.vectorised, found, truth)
+            vectorised(self.model, pair, self.vectorised, self.forward, probe, self.totals, self.power)
+            wrong = self._disagreeing(self.vectorised, truth)
         except Exception as error:
             reason = str(error).split("\n")[0]
             wrong = list(self.vectorised)
         if wrong:
             self.looped = self._some(wrong)
             self.vectorised = {n: p for n, p in self.vectorised.items() if n not in self.looped}
-            shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-            warnings.warn(
-                f"the gradients of {shown} are computed one sample at a time, which is slow: they cannot be "
-                f"vectorised over samples ({reason})",
-                stacklevel=2,
-            )
+            self._warn(wrong, reason)
 
-    def _disagreeing(self, names: Iterable[str], found: Moments, truth: Moments) -> list[str]:
+    def _disagreeing(self, names: Iterable[str], truth: Moments) -> list[str]:
         wrong = []
         for name in names:
-            tolerance = _TOLERANCE.get(self.parameters[name].dtype, 0.2)
-            error = (found[name] - truth[name]).norm()
-            if not error <= tolerance * truth[name].norm():
+            found = _mark(self.totals[name])
+            right = truth.get(name, torch.zeros_like(found))
+            error = (found - right).norm()
+            # What is not finite is the same by every route, and reported at the end.
+            if error > _TOLERANCE.get(self.parameters[name].dtype, 0.2) * right.norm():
                 wrong.append(name)
         return wrong
+
+    @staticmethod
+    def _warn(names: Iterable[str], reason: str) -> None:
+        first, *rest = names
+        shown = f"{first!r} and {len(rest)} more" if rest else repr(first)
+        warnings.warn(
+            f"the gradients of {shown} are computed one sample at a time, which is slow: {reason}",
+            stacklevel=2,
+        )
+
+
+def _mark(moments: torch.Tensor) -> torch.Tensor:
+    return moments.sum(0) if moments.ndim > 1 else moments.clone()
 
 
 def _random_pair(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -28,13 +28,13 @@ def one_by_one(
     parameters: dict[str, nn.Parameter],
     forward: Forward,
     cotangents: Cotangents,
-    totals: Moments,
-    power: int,
+    receive: Callable[[str, torch.Tensor], None],
     look: Callable[[Any], None] | None = None,
 ) -> None:
     """The definition itself: one forward and one backward pass a sample. Slow, and right for every model.
 
-    `look` is shown the first sample's output while its graph is there.
+    `receive(name, gradient)` gets each sample's gradients, for every cotangent, where there are any; `look`
+    is shown the first sample's output while its graph is there.
     """
     wanted = list(parameters.values())
     before = [p.requires_grad for p in wanted]
@@ -42,7 +42,7 @@ def one_by_one(
         for p in wanted:
             p.requires_grad_(True)
         for i in range(batch_length(batch)):
-            output, _ = forward(model, take(batch, [i]))
+            output, _ = forward(model, take(batch, slice(i, i + 1)))
             if look is not None and i == 0:
                 look(output)
             for k, cotangent in enumerate(cotangents):
@@ -54,8 +54,7 @@ def one_by_one(
                 found = torch.autograd.grad(outputs, wanted, weights, retain_graph=more, allow_unused=True)
                 for name, gradient in zip(parameters, found):
                     if gradient is not None:
-                        dense = gradient.to_dense() if gradient.is_sparse else gradient
-                        add_power(totals[name], dense[None], power)
+                        receive(name, gradient.to_dense() if gradient.is_sparse else gradient)
     finally:
         for p, requires_grad in zip(wanted, before):
             p.requires_grad_(requires_grad)
