@@ -85,7 +85,7 @@ class _Plan:
             for name, p in parameters.items()
         }
         self._try_onepass(pair, probe, truth, shapes)
-        covered = set(self.onepass.names)
+        covered = {*self.onepass.names, *self.looped}
         self.vectorised = self._some(name for name in parameters if name not in covered)
         if self.vectorised:
             self._try_vectorised(pair, probe, truth)
@@ -95,6 +95,8 @@ class _Plan:
     def step(self, length: int) -> int:
         """Samples at once. The sums lie beside the activations all the time, where an ordinary pass gets its
         gradients only as its activations go: where activations weigh, half a batch needs no more memory."""
+        if self.looped is self.parameters:
+            return 1
         light = 4 * self.activations * length <= sum(p.numel() for p in self.parameters.values())
         return length if light or length < 16 else (length + 1) // 2
 
@@ -135,6 +137,7 @@ class _Plan:
             generator = torch.Generator().manual_seed(0)
             probe[0] += [_random_pair(leaf, generator) for leaf in tensors(output)]
             seen["times"], seen["shapes"] = times_used(output, self.parameters), dict(shapes)
+            self._alone = [leaf.detach() for leaf in tensors(output)]
 
         def receive(name: str, gradient: torch.Tensor) -> None:
             wide = gradient.to(accumulator(gradient))
@@ -157,15 +160,24 @@ class _Plan:
         """Raise what the model raises for a batch; if nothing, it is the single sample that it refuses."""
         with torch.no_grad():
             self.forward(self.model, pair)
-        raise ValueError(
-            "the model takes a batch but not a single sample, so its output mixes the samples of a batch and "
-            "no sample has a gradient of its own (batch normalisation without running statistics does this); "
-            f"it says: {error}"
-        ) from error
+            try:
+                self.forward(self.model, take(pair, [0]))
+            except Exception:
+                raise ValueError(
+                    "the model takes a batch but not a single sample, so its output mixes the samples of a "
+                    "batch and no sample has a gradient of its own (batch normalisation without running "
+                    f"statistics does this); it says: {error}"
+                ) from error
+        raise error
 
     def _try_onepass(self, pair: Any, probe: Cotangents, truth: Moments, shapes: Shapes) -> None:
         with self.onepass.listening():
             output, _ = self.forward(self.model, pair)
+            if any(_differ(alone, both[:1]) for alone, both in zip(self._alone, tensors(output))):
+                self.looped = self.parameters
+                self.onepass.forget(self.onepass.names)
+                self._warn(self.looped, "the output for a sample depends on the others of its batch")
+                return
             self.onepass.layout(2, shapes)
             try:
                 self.onepass.backward(output, probe, 2, self.totals, self.power)
@@ -176,7 +188,7 @@ class _Plan:
     def _try_vectorised(self, pair: Any, probe: Cotangents, truth: Moments) -> None:
         for name in self.vectorised:
             self.totals[name].zero_()
-        reason = "the output for a sample depends on the others of its batch"
+        reason = "torch.func gives other gradients"
         try:
             vectorised(self.model, pair, self.vectorised, self.forward, probe, self.totals, self.power)
             wrong = self._disagreeing(self.vectorised, truth)
@@ -193,9 +205,7 @@ class _Plan:
         for name in names:
             found = _mark(self.totals[name])
             right = truth.get(name, torch.zeros_like(found))
-            error = (found - right).norm()
-            # What is not finite is the same by every route, and reported at the end.
-            if error > _TOLERANCE.get(self.parameters[name].dtype, 0.2) * right.norm():
+            if _differ(right, found, self.parameters[name].dtype):
                 wrong.append(name)
         return wrong
 
@@ -207,6 +217,14 @@ class _Plan:
             f"the gradients of {shown} are computed one sample at a time, which is slow: {reason}",
             stacklevel=2,
         )
+
+
+def _differ(right: torch.Tensor, found: torch.Tensor, computed_in: torch.dtype | None = None) -> bool:
+    """By more than rounding? What is not finite is the same by every route, and is reported at the end."""
+    if right.shape != found.shape:
+        return True
+    tolerance = _TOLERANCE.get(computed_in or right.dtype, 0.2)
+    return bool((right - found).double().norm() > tolerance * right.double().norm())
 
 
 def _mark(moments: torch.Tensor) -> torch.Tensor:

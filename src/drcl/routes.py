@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drcl.layergrads import Moments, add_power, chunk_length
 from drcl.sampling import batch_length, map_tensors, take, tensors
@@ -96,12 +97,15 @@ def vectorised(
         return sum(((o * w).sum() for o, w in zip(outputs, v)), start=torch.zeros((), device=v[0].device))
 
     gradients = vmap(grad(scalar), in_dims=(None, 0, 0))
+    # Attention in its plain form: the fused kernels cannot be vectorised.
+    plain = sdpa_kernel(SDPBackend.MATH)
     columns = [t for t in tensors(batch) if t.ndim]
     step = chunk_length(sum(p.numel() for p in free.values()) // 16, columns[0].device)
     for v in cotangents:
         for start in range(0, batch_length(batch), step):
             part = slice(start, start + step)
-            found = gradients(free, [c[part] for c in columns], [w[part] for w in v])
+            with plain:
+                found = gradients(free, [c[part] for c in columns], [w[part] for w in v])
             for own, gradient in found.items():
                 add_power(totals[names[own]], gradient, power)
 
