@@ -109,11 +109,13 @@ def stack(
     with locked(path.with_suffix(".lock")):
         if not path.exists():
             partial = path.with_suffix(".partial")
-            target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, *shape))
-            _fill(target, rows(), what)
-            target.flush()
-            del target
-            os.replace(partial, path)
+            try:
+                target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, *shape))
+                _fill(target, rows(), what)
+                target.flush()
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
     # Copy-on-write keeps the file safe and gives torch the writable memory it asks for.
     return np.load(path, mmap_mode="c") if size > limit else np.load(path)
 
