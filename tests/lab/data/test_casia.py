@@ -71,7 +71,10 @@ def test_other_versions(casia: Path) -> None:
         (record("一", page(4, 4, 0))[:-1], "ends inside the record at byte 0; it is truncated"),
         (record("一", page(4, 4, 0)) + b"\x1a\0\0", "ends inside a record header at byte 26"),
         (b"PK\x03\x04" + bytes(40), "cannot hold 0x0 pixels"),
-        (record("一", page(4, 4, 0)).replace(b"\x1a\0", b"\x1b\0", 1), "a record of 27 bytes cannot hold 4x4"),
+        (
+            record("一", page(4, 4, 0)).replace(b"\x1a\0", b"\x1b\0", 1),
+            "a record of 27 bytes cannot hold 4x4",
+        ),
         (struct.pack("<I", 26) + b"\xb0\xff" + struct.pack("<HH", 4, 4) + bytes(16), "no GB character"),
     ],
 )

@@ -31,12 +31,14 @@ def test_digits_are_scikit_learns(root: Path) -> None:
     assert sorted(map(tuple, back.tolist())) == sorted(map(tuple, bunch.data.astype(int).tolist()))
     assert both.max() == 255
     first_zeros = np.flatnonzero(bunch.target == 0)
-    np.testing.assert_array_equal(data.test.images[data.test.labels == 0][0, 0] > 0, bunch.images[first_zeros[4]] > 0)
+    np.testing.assert_array_equal(
+        data.test.images[data.test.labels == 0][0, 0] > 0, bunch.images[first_zeros[4]] > 0
+    )
 
 
 def test_quickdraw_names() -> None:
     assert len(NAMES) == len(set(NAMES)) == 345
-    assert NAMES == tuple(sorted(NAMES))
+    assert tuple(sorted(NAMES)) == NAMES
     assert "basketball" in NAMES
     assert "The Eiffel Tower" in NAMES
 
@@ -57,7 +59,7 @@ def test_quickdraw_official_bitmaps(root: Path, pixels: Callable) -> None:
         load("quickdraw", per_class=1)
     path = folder / f"full_numpy_bitmap_{NAMES[7]}.npy"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="is not a readable .npy file"):
+    with pytest.raises(DataError, match=r"is not a readable .npy file"):
         load("quickdraw")
     path.unlink()
     with pytest.raises(MissingData, match="drcl data fetch quickdraw"):
@@ -81,7 +83,7 @@ def test_quickdraw_heads_of_official_files_are_trimmed(tmp_path: Path, pixels: C
     quickdraw.trim(tmp_path)
     np.testing.assert_array_equal(np.load(tmp_path / "ant.npy"), table[:20])
     (tmp_path / "ant.npy").write_bytes(b"<html>not found</html>")
-    with pytest.raises(DataError, match="ant.npy is not a .npy file"):
+    with pytest.raises(DataError, match=r"ant.npy is not a .npy file"):
         quickdraw.trim(tmp_path)
 
 
@@ -170,7 +172,10 @@ def test_hanzi_order_is_gb2312s() -> None:
     ("options", "sentence"),
     [
         ({"classes": 5}, "classes=5 must be 1 to 4"),
-        ({"classes": 2, "writers": 3, "test_writers": 3}, "test_writers=3 must be at least 1 and below writers=3"),
+        (
+            {"classes": 2, "writers": 3, "test_writers": 3},
+            "test_writers=3 must be at least 1 and below writers=3",
+        ),
         ({"classes": 2, "size": 4}, "size=4 must be at least 8"),
     ],
 )

@@ -13,7 +13,12 @@ import pytest
 
 from drcl.lab.data import DataError, MissingData, load
 
-FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 @pytest.fixture
@@ -83,7 +88,11 @@ def test_fashion_mnist(mnist: tuple[Path, list[np.ndarray]], root: Path) -> None
     [
         (FILES[0], struct.pack(">I", 0x00000801) + bytes(20), "magic number 0x00000801 .labels."),
         (FILES[1], struct.pack(">I", 0x00000D01) + bytes(20), "magic number 0x00000d01 .something else."),
-        (FILES[0], struct.pack(">IIII", 0x803, 7, 28, 28) + bytes(7 * 784 - 1), "5,488 values but holds 5,487"),
+        (
+            FILES[0],
+            struct.pack(">IIII", 0x803, 7, 28, 28) + bytes(7 * 784 - 1),
+            "5,488 values but holds 5,487",
+        ),
         (FILES[1], struct.pack(">II", 0x801, 7) + bytes(8), "7 values but holds 8"),
         (FILES[0], b"\0\0\x08", "shorter than an IDX header"),
         (FILES[1], struct.pack(">II", 0x801, 6) + bytes(6), "7 images but .* 6 labels"),

@@ -61,7 +61,7 @@ def test_decoding_happens_once(folder: Path, monkeypatch: pytest.MonkeyPatch, pi
 
 def test_a_failed_decoding_leaves_nothing(folder: Path, root: Path) -> None:
     (folder / "train" / "dogs" / "5.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match="5.png is not a readable picture"):
+    with pytest.raises(DataError, match=r"5.png is not a readable picture"):
         load("folder", path=folder, budget=1000)
     assert [path.suffix for path in (root / ".drcl" / "decoded").iterdir()] == [".lock"]
 
@@ -108,7 +108,7 @@ def test_folder_faults(folder: Path, root: Path) -> None:
     with pytest.raises(DataError, match="folder needs the option 'path'"):
         load("folder")
     (folder / "test" / "horses").mkdir()
-    with pytest.raises(DataError, match="is a class that .* does not have"):
+    with pytest.raises(DataError, match=r"is a class that .* does not have"):
         load("folder", path=folder)
     (folder / "train").rename(folder / "training")
     with pytest.raises(DataError, match="needs folders train and test"):

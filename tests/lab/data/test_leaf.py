@@ -14,7 +14,9 @@ from drcl.lab.data import DataError, MissingData, load
 
 def leaf(users: dict[str, tuple[list, list]]) -> str:
     data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
-    return json.dumps({"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data})
+    return json.dumps(
+        {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data}
+    )
 
 
 @pytest.fixture
@@ -77,11 +79,11 @@ def test_celeba(root: Path, picture: Callable) -> None:
     assert data.test.groups.tolist() == [1]
     assert data.classes == ("not smiling", "smiling")
     (home / "test" / "a.json").write_text(leaf({"2937": (["000009.jpg"], [1])}))
-    with pytest.raises(DataError, match="names 000009.jpg, which is not in"):
+    with pytest.raises(DataError, match=r"names 000009.jpg, which is not in"):
         load("leaf-celeba")
 
 
 @pytest.mark.parametrize("name", ["leaf-femnist", "leaf-celeba"])
 def test_missing(root: Path, name: str) -> None:
-    with pytest.raises(MissingData, match="preprocess.sh of https://github.com/TalwalkarLab/leaf"):
+    with pytest.raises(MissingData, match=r"preprocess.sh of https://github.com/TalwalkarLab/leaf"):
         load(name)

@@ -31,7 +31,9 @@ def tiny(root: Path, picture: Callable) -> Path:
     picture(home / "val" / "images" / "val_0.png", GREEN)
     picture(home / "val" / "images" / "val_1.png", RED)
     picture(home / "test" / "images" / "test_0.png", BLUE)
-    (home / "val" / "val_annotations.txt").write_text("val_0.png\tn02\t0\t0\t1\t1\nval_1.png\tn01\t0\t0\t1\t1\n")
+    (home / "val" / "val_annotations.txt").write_text(
+        "val_0.png\tn02\t0\t0\t1\t1\nval_1.png\tn01\t0\t0\t1\t1\n"
+    )
     (home / "words.txt").write_text("n01\tgoldfish, Carassius\nn02\ttoad\n")
     return home
 
@@ -188,7 +190,9 @@ def test_the_pickled_32x32_release_is_refused(root: Path) -> None:
 
 
 def test_imagenet_missing_says_where_to_get_it(root: Path) -> None:
-    with pytest.raises(MissingData, match=r"cannot be fetched by a program: sign in at https://image-net.org"):
+    with pytest.raises(
+        MissingData, match=r"cannot be fetched by a program: sign in at https://image-net.org"
+    ):
         load("imagenet")
 
 
@@ -237,10 +241,10 @@ def test_celeba_faults(celeba: Path) -> None:
         load("celeba")
     attributes.write_text(good)
     (celeba / "img_align_celeba" / "000003.jpg").unlink()
-    with pytest.raises(DataError, match="000003.jpg is in the attribute list but not in the folder"):
+    with pytest.raises(DataError, match=r"000003.jpg is in the attribute list but not in the folder"):
         load("celeba")
     (celeba / "list_eval_partition.txt").unlink()
-    with pytest.raises(MissingData, match="lacks the file list_eval_partition.txt"):
+    with pytest.raises(MissingData, match=r"lacks the file list_eval_partition.txt"):
         load("celeba")
 
 
@@ -276,7 +280,7 @@ def test_cub200_faults(cub: Path) -> None:
     with pytest.raises(DataError, match="gives picture 10 the unknown class 7"):
         load("cub200")
     (cub / "images.txt").write_text("one a.jpg\n")
-    with pytest.raises(DataError, match="line 1: 'one a.jpg' is not a number and a value"):
+    with pytest.raises(DataError, match=r"line 1: 'one a.jpg' is not a number and a value"):
         load("cub200")
 
 
@@ -299,5 +303,5 @@ def test_omniglot_by_drawer(root: Path) -> None:
     np.testing.assert_array_equal((data.train.images[1, 0] == 255).sum(1), 15)  # ink is bright
     assert data.classes[2] == "Tengwar/character01"
     (root / "omniglot" / "images_background" / "Greek" / "character01" / "x.png").write_bytes(b"")
-    with pytest.raises(DataError, match="is not named like 0001_01.png"):
+    with pytest.raises(DataError, match=r"is not named like 0001_01.png"):
         load("omniglot")

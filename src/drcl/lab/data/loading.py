@@ -19,7 +19,7 @@ def names() -> list[str]:
     return list(entries())
 
 
-def load(name: str, root: str | Path | None = None, **options: Any) -> DataSet:
+def load(name: str, /, root: str | Path | None = None, **options: Any) -> DataSet:
     """Read data set ``name`` from the data folder (``root``, else ``DRCL_DATA``, else the user's cache).
 
     A name that is not in ``names()`` is looked up as ``NAME.npz`` in the data folder. Options are the
