@@ -149,7 +149,7 @@ def test_imagenet_official_tar_of_tars(root: Path) -> None:
 def write_release(root: Path, pixels: Callable, first: int = 1) -> np.ndarray:
     rows = pixels(12, 3072)
     folder = root / "imagenet"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for i in range(10):
         np.savez(folder / f"train_data_batch_{i + 1}.npz", data=rows[i : i + 1], labels=np.array([first + i]))
     np.savez(folder / "val_data.npz", data=rows[10:], labels=np.array([first, 1000]), mean=np.zeros(3072))
@@ -174,6 +174,7 @@ def test_the_32x32_release_with_wrong_content(root: Path, pixels: Callable) -> N
     with pytest.raises(DataError, match="labels 0 to 0; the release counts from 1 to 1000"):
         load("imagenet")
     path = root / "imagenet" / "train_data_batch_1.npz"
+    write_release(root, pixels)
     np.savez(path, data=np.zeros((1, 3000), np.uint8), labels=np.array([1]))
     with pytest.raises(DataError, match=r"wanted uint8 \[N, 3072\]"):
         load("imagenet")

@@ -70,7 +70,7 @@ def write_sums(folder: Path, source: str) -> None:
 
 
 def check_sums(folder: Path, known: Collection[str] = ()) -> int:
-    """Compare with the noted sums, except of ``known`` good files; return their number (0 where none is noted)."""
+    """Compare with the noted sums, except of ``known`` good files; return how many are noted."""
     noted = folder / SUMS
     if not noted.is_file():
         return 0

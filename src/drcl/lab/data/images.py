@@ -86,7 +86,7 @@ def read_images(
                         )
                     yield pixels
 
-    key = _fingerprint(paths, f"{channels}|{size}|{fit}|{invert}")
+    key = fingerprint(paths, f"{channels}|{size}|{fit}|{invert}")
     return stack(rows, len(paths), shape, root, what, key, budget)
 
 
@@ -120,6 +120,22 @@ def stack(
     return np.load(path, mmap_mode="c") if size > limit else np.load(path)
 
 
+def keep(make: Callable[[], dict[str, np.ndarray]], root: Path, what: str, key: str) -> dict[str, np.ndarray]:
+    """Small arrays that are slow to gather, gathered once; ``key`` changes when they must be made again."""
+    path = _workplace(root) / f"{what.replace(' ', '-')}-{key}.npz"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            try:
+                with partial.open("wb") as file:
+                    np.savez(file, **make())  # type: ignore[arg-type]
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
+    with np.load(path, allow_pickle=False) as kept:
+        return {name: kept[name] for name in kept.files}
+
+
 def _workplace(root: Path) -> Path:
     """Where decoded pictures are kept: with the data, or in the user's own cache when that is read-only."""
     if root.exists() and not os.access(root, os.W_OK):
@@ -139,7 +155,7 @@ def _fill(target: np.ndarray, rows: Iterable[np.ndarray], what: str) -> np.ndarr
     return target
 
 
-def _fingerprint(paths: Sequence[Path], form: str) -> str:
+def fingerprint(paths: Sequence[Path], form: str) -> str:
     """Changes when a file is added, removed, renamed or rewritten, or when another form is asked for."""
     digest = hashlib.sha256(form.encode())
     for path in paths:
