@@ -70,11 +70,18 @@ def test_arrays_stand_in_for_a_set_that_is_not_there(root: Path, pixels: Callabl
     parts |= {"train_labels": np.zeros(4, int), "test_labels": np.zeros(2, int)}
     np.savez(root / "omniglot28.npz", **parts)
     assert load("omniglot").train.images.shape == (4, 1, 28, 28)
-    with pytest.raises(MissingData):
+    with pytest.raises(MissingData, match=r"omniglot28.npz has smaller images than size=32"):
         load("omniglot", size=32)
+    small = load("omniglot", size=14).train.images
+    expected = Image.fromarray(parts["train_images"][3]).resize((14, 14), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(small[3, 0], np.asarray(expected))
     np.savez(root / "cub200_64.npz", **parts)
     with pytest.raises(DataError, match="fit='crop' needs cub200's official files"):
         load("cub200", fit="crop")
+    np.savez(root / "cifar100.npz", **parts)
+    with pytest.raises(MissingData):
+        load("cifar10")  # another set whose name only begins the same
+    assert load("cifar100").train.images.shape == (4, 1, 28, 28)
 
 
 def test_float_values_are_scaled(root: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -90,6 +90,20 @@ def read_images(
     return stack(rows, len(paths), shape, root, what, key, budget)
 
 
+def shrunk(
+    images: np.ndarray, size: int, root: Path, what: str, key: str, budget: int | None = None
+) -> np.ndarray:
+    """Images [N, C, H, W] squashed to ``size`` x ``size`` with the same bicubic filter as decoded ones."""
+
+    def rows() -> Iterator[np.ndarray]:
+        for image in images:
+            whole = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+            small = np.asarray(fitted(whole, size))
+            yield small[None] if small.ndim == 2 else small.transpose(2, 0, 1)
+
+    return stack(rows, len(images), (images.shape[1], size, size), root, what, key, budget)
+
+
 def stack(
     rows: Callable[[], Iterable[np.ndarray]],
     count: int,

@@ -35,7 +35,7 @@ def _versions(root: Path) -> list[str]:
 
 @data_set(
     "casia-hwdb",
-    "handwritten Chinese scans",
+    "handwritten Chinese",
     classes="3,755+",
     images="1,121,749",
     size="32x32",
