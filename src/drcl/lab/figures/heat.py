@@ -39,7 +39,7 @@ def cells(ax: Axes, values: np.ndarray) -> None:
         for j in range(columns):
             share = float(values[i, j])
             if share == share:
-                ink = style.ON_LOW if share < 0.5 else style.ON_HIGH
+                ink = style.ON_LOW if share < 0.57 else style.ON_HIGH
                 ax.text(
                     j + 0.5,
                     i + 0.5,

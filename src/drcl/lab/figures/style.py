@@ -17,6 +17,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from drcl.lab.groups import Group
 from drcl.lab.rundir import Run
@@ -35,6 +36,8 @@ class Tone:
 INK = Tone("ink", "#1f2630", "#e6e9ee")
 MUTED = Tone("muted", "#667080", "#98a2b3")
 GRID = Tone("grid", "#e4e8ee", "#2a313c")
+
+CARD = Tone("card", "#ffffff", "#191f27")  # what figures lie on
 
 # The first ones belong to the methods that nearly every comparison holds.
 _BLUE = Tone("blue", "#0072b2", "#58b0ea")
@@ -67,7 +70,7 @@ HEAT_MAP = ListedColormap([tone.light for tone in HEAT], name="drcl").with_extre
 ON_LOW = Tone("on-low", "#24303d", "#d4dde8")  # text on the pale end of the heat map, and on its strong end
 ON_HIGH = Tone("on-high", "#fdfefe", "#0d1722")
 
-TONES = (INK, MUTED, GRID, _GREY, *_PALETTE, *HEAT, ON_LOW, ON_HIGH)
+TONES = (INK, MUTED, GRID, CARD, _GREY, *_PALETTE, *HEAT, ON_LOW, ON_HIGH)
 
 WIDTH, HEIGHT = 4.3, 3.0  # inches of one panel: its text is readable on a phone and not loud on a desk
 
@@ -193,6 +196,44 @@ def spread(wanted: Mapping[str, float], gap: float) -> dict[str, float]:
             start = sum(wanted[m] - gap * k for k, m in enumerate(members)) / len(members)
         clusters.append((members, start))
     return {m: start + gap * k for members, start in clusters for k, m in enumerate(members)}
+
+
+_DIRECT = 9  # more names than this do not fit beside their lines
+_NAME = 18  # letters of a name that fit beside a figure
+
+
+def named_directly(labels: Sequence[str]) -> bool:
+    """Whether names fit at their lines and points; else a legend below holds them."""
+    return len(labels) <= _DIRECT and all(len(label) <= 12 for label in labels)
+
+
+def short(name: str) -> str:
+    """A name that fits: its middle goes first, for layers and options differ at their ends."""
+    return name if len(name) <= _NAME else name[: _NAME // 2 - 1] + "…" + name[-_NAME // 2 :]
+
+
+def legend(figure: Figure, labels: Sequence[str], looks: Mapping[str, Look]) -> None:
+    """A legend of methods below the panels, on ground of its own."""
+    labels = list(dict.fromkeys(labels))
+    handles: list[Any] = [
+        Line2D([], [], color=looks[label].colour, linestyle=looks[label].dash, marker=looks[label].marker)
+        for label in labels
+    ]
+    text_legend(figure, handles, labels, columns=2 if max(map(len, labels)) > 14 else 3)
+
+
+def text_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+    rows_needed = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.17 * rows_needed)
+    figure.legend(
+        handles,
+        [short(label) if columns > 2 else label for label in labels],
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=8,
+        handlelength=1.6,
+        columnspacing=1.2,
+    )
 
 
 def task_ticks(ax: Axes, tasks: int) -> None:
