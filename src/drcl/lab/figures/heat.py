@@ -39,7 +39,6 @@ def cells(ax: Axes, values: np.ndarray) -> None:
         for j in range(columns):
             share = float(values[i, j])
             if share == share:
-                ink = style.ON_LOW if share < 0.57 else style.ON_HIGH
                 ax.text(
                     j + 0.5,
                     i + 0.5,
@@ -47,7 +46,7 @@ def cells(ax: Axes, values: np.ndarray) -> None:
                     ha="center",
                     va="center",
                     fontsize=8,
-                    color=ink.light,
+                    color=ink(share).light,
                 )
 
 
@@ -56,3 +55,8 @@ def ticks(names: Sequence[str], limit: int = 16) -> tuple[list[float], list[str]
     step = max(1, -(-len(names) // limit))
     places = range(0, len(names), step)
     return [k + 0.5 for k in places], [names[k] for k in places]
+
+
+def ink(share: float) -> style.Tone:
+    """What can be read on a cell of this share, in the light and in the dark."""
+    return style.ON_LOW if share < 0.59 else style.ON_HIGH

@@ -47,7 +47,7 @@ _GREY = Tone("grey", "#7c8593", "#a9b1bd")
 _PALETTE = (
     Tone("vermilion", "#d55e00", "#ff8f47"),
     Tone("purple", "#b0578d", "#e6a3c8"),
-    Tone("sky", "#3f9fd8", "#9bd6f7"),
+    Tone("sky", "#3a98d0", "#9bd6f7"),
     Tone("brown", "#8c5a2b", "#c99a6b"),
     _GREEN,
     _BLUE,
@@ -58,7 +58,7 @@ _MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 LEVELS = 51  # steps of a heat map: two points of accuracy each
-_HEAT_LIGHT = ("#f0f4f9", "#9cc3e4", "#3b86c1", "#0b3f73")
+_HEAT_LIGHT = ("#f0f4f9", "#9cc3e4", "#2a70ab", "#0b3f73")
 _HEAT_DARK = ("#1b2430", "#1f4a72", "#3f8cca", "#c4e2fb")
 _LIGHT_STEPS = LinearSegmentedColormap.from_list("light", _HEAT_LIGHT)
 _DARK_STEPS = LinearSegmentedColormap.from_list("dark", _HEAT_DARK)
@@ -67,8 +67,8 @@ HEAT = tuple(
     for k in range(LEVELS)
 )
 HEAT_MAP = ListedColormap([tone.light for tone in HEAT], name="drcl").with_extremes(bad=(0, 0, 0, 0))
-ON_LOW = Tone("on-low", "#24303d", "#d4dde8")  # text on the pale end of the heat map, and on its strong end
-ON_HIGH = Tone("on-high", "#fdfefe", "#0d1722")
+ON_LOW = Tone("on-low", "#101820", "#f4f7fb")  # text on the pale end of the heat map, and on its strong end
+ON_HIGH = Tone("on-high", "#fefefe", "#081018")
 
 TONES = (INK, MUTED, GRID, CARD, _GREY, *_PALETTE, *HEAT, ON_LOW, ON_HIGH)
 
