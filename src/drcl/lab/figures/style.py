@@ -207,9 +207,9 @@ def named_directly(labels: Sequence[str]) -> bool:
     return len(labels) <= _DIRECT and all(len(label) <= 12 for label in labels)
 
 
-def short(name: str) -> str:
+def short(name: str, room: int = _NAME) -> str:
     """A name that fits: its middle goes first, for layers and options differ at their ends."""
-    return name if len(name) <= _NAME else name[: _NAME // 2 - 1] + "…" + name[-_NAME // 2 :]
+    return name if len(name) <= room else name[: room // 2 - 1] + "…" + name[-(room // 2) :]
 
 
 def legend(figure: Figure, labels: Sequence[str], looks: Mapping[str, Look]) -> None:
@@ -227,7 +227,7 @@ def text_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], c
     figure.set_figheight(figure.get_figheight() + 0.17 * rows_needed)
     figure.legend(
         handles,
-        [short(label) if columns > 2 else label for label in labels],
+        [short(label, room=14 if columns > 2 else 24) for label in labels],
         loc="outside lower center",
         ncols=columns,
         fontsize=8,
