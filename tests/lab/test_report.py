@@ -217,9 +217,8 @@ def sentence(tmp_path, **accuracies):
 def test_finding_states_the_lead_and_its_price(tmp_path):
     text = sentence(tmp_path, sgd=[0.5, 0.52], ewc=[0.7, 0.72], drcl=[0.8, 0.82])
     # 81.0 - 71.0 = 10.0, 81.0 - 51.0 = 30.0; 15 s against 10 s
-    assert text.startswith(
-        "After 2 tasks, drcl holds 81.0 % average accuracy, 10.0 points above ewc and 30.0 above sgd"
-    )
+    assert text.startswith("After 2 tasks, drcl holds 81.0\N{NO-BREAK SPACE}% average accuracy")
+    assert ", 10.0 points above ewc and 30.0 above sgd; it " in text
     assert "takes 1.50 times as long as sgd" in text
     assert "spread" not in text
 
@@ -230,14 +229,21 @@ def test_finding_does_not_claim_what_the_spread_forbids(tmp_path):
     assert "3.0 points above ewc (within the spread over seeds)" in text
 
 
+def test_finding_sees_no_lead_where_there_is_none(tmp_path):
+    text = sentence(tmp_path, sgd=[0.7001, 0.7], ewc=[0.7, 0.7])
+    assert text.startswith(
+        "After 2 tasks, sgd holds 70.0\N{NO-BREAK SPACE}% average accuracy, level with ewc"
+    )
+
+
 def test_finding_says_when_there_is_one_seed(tmp_path):
     assert "(one seed each)" in sentence(tmp_path, sgd=[0.5], ewc=[0.7])
 
 
 def test_finding_names_the_bound_apart(tmp_path):
     text = sentence(tmp_path, sgd=[0.5, 0.5], joint=[0.9, 0.9])
-    assert text.startswith("After 2 tasks, sgd holds 50.0 % average accuracy.")
-    assert text.endswith("Training on all data at once (joint) reaches 90.0 %.")
+    assert text.startswith("After 2 tasks, sgd holds 50.0\N{NO-BREAK SPACE}% average accuracy.")
+    assert text.endswith("Training on all data at once (joint) reaches 90.0\N{NO-BREAK SPACE}%.")
 
 
 def test_a_title_for_every_number_of_benchmarks():
@@ -264,7 +270,7 @@ _MEASURE = """
   return {
     page: document.documentElement.scrollWidth, window: innerWidth, wide, smallest, cut,
     pictures: [...document.querySelectorAll('figure svg')].map(s => [box(s).width, box(s).height]),
-    drawn: [...document.querySelectorAll('figure svg')].map(s => s.querySelectorAll('path, rect, use').length),
+    drawn: [...document.querySelectorAll('figure svg')].map(s => s.querySelectorAll('path, use').length),
     ground: getComputedStyle(document.body).backgroundColor,
     ink: getComputedStyle(document.querySelector('h1')).color,
     text: getComputedStyle(document.body).fontSize,

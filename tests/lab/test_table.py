@@ -231,14 +231,22 @@ def test_summary_table_fits_a_terminal(tmp_path):
     text = console.export_text()
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
-    order = [
-        next(k for k, line in enumerate(lines) if f" {name} " in line) for name in ("sgd", "ewc", "drcl")
-    ]
-    assert order == sorted(order)
+    names = [line.split()[1] for line in lines if "±" in line]
+    assert names == ["sgd", "ewc", "drcl", "joint"]
+    assert lines[0].strip() == "digits-permuted, 8 tasks, 2 seeds"
     for heading in ("method", "average", "backward", "unmoved", "× SGD"):
         assert heading in text
     assert "…" not in text  # no number is cut off
     assert "1.00" in text
+
+
+def test_bars_are_as_long_as_the_accuracy(tmp_path):
+    write_run(tmp_path, "sgd", 0, R=final(0.3, 0.5))  # 40 %: 4 of 10
+    write_run(tmp_path, "ewc", 0, R=final(0.96, 0.94))  # 95 %: 9 and a half
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(summary_table(rundir.find([tmp_path])))
+    lines = [line for line in console.export_text().splitlines() if "━" in line]
+    assert [(line.count("━"), line.count("╸")) for line in lines] == [(4, 0), (9, 1)]
 
 
 def test_markup_in_a_name_is_only_text(tmp_path):

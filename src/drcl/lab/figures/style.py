@@ -1,6 +1,6 @@
 """How every figure looks: one colour, marker and dash a method, the same in all of them, and calm axes.
 
-The colours follow Okabe and Ito, so that they stay apart for colour-blind readers; marker and dash tell
+The colours follow Okabe, Ito and Tol, so that they stay apart for colour-blind readers; marker and dash tell
 methods apart a second time. Colours are known by a name, so that a page can change them in the dark.
 """
 
@@ -48,6 +48,10 @@ _PALETTE = (
     Tone("vermilion", "#d55e00", "#ff8f47"),
     Tone("purple", "#b0578d", "#e6a3c8"),
     Tone("sky", "#3a98d0", "#9bd6f7"),
+    Tone("wine", "#882255", "#ec82ae"),
+    Tone("olive", "#7d7d1c", "#cfcf62"),
+    Tone("indigo", "#4b3fa8", "#ab9ff7"),
+    Tone("teal", "#26837a", "#73d8cd"),
     Tone("brown", "#8c5a2b", "#c99a6b"),
     _GREEN,
     _BLUE,
@@ -198,7 +202,7 @@ def spread(wanted: Mapping[str, float], gap: float) -> dict[str, float]:
     return {m: start + gap * k for members, start in clusters for k, m in enumerate(members)}
 
 
-_DIRECT = 9  # more names than this do not fit beside their lines
+_DIRECT = 6  # more names than this do not fit beside their lines
 _NAME = 18  # letters of a name that fit beside a figure
 
 
