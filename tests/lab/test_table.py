@@ -240,6 +240,15 @@ def test_summary_table_fits_a_terminal(tmp_path):
     assert "1.00" in text
 
 
+def test_summary_table_drops_nothing_without_a_word(tmp_path):
+    write_runs(tmp_path, ("sgd",), tasks=2)
+    broken = write_run(tmp_path, "ewc", 0, name="broken")
+    (broken / "config.toml").write_text("=")
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(summary_table(rundir.find([tmp_path])))
+    assert "broken: config.toml is damaged" in " ".join(console.export_text().split())
+
+
 def test_bars_are_as_long_as_the_accuracy(tmp_path):
     write_run(tmp_path, "sgd", 0, R=final(0.3, 0.5))  # 40 %: 4 of 10
     write_run(tmp_path, "ewc", 0, R=final(0.96, 0.94))  # 95 %: 9 and a half

@@ -42,7 +42,7 @@ def shared_options(groups: Sequence[Group]) -> Options:
 
 
 def methods(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Each method with the options that are its own and its runs, each with whether it counts."""
+    """Each method with the options that are its own and its runs, each with why it does not count, if so."""
     shared = shared_options(groups)
     found = []
     for g in groups:
@@ -50,12 +50,12 @@ def methods(groups: Sequence[Group]) -> list[dict[str, Any]]:
             name: {key: value for key, value in options.items() if key not in shared.get(name, {})}
             for name, options in _options(g).items()
         }
-        counted = g.finished
+        reasons = {run.path: reason for run, reason in g.left_out}
         found.append(
             {
                 "label": g.label,
                 "options": {name: options for name, options in own.items() if options},
-                "runs": [(run, any(run is other for other in counted)) for run in g.runs],
+                "runs": [(run, reasons.get(run.path, "")) for run in g.runs],
             }
         )
     return found

@@ -155,7 +155,7 @@ def _row(row: Row, anchor: str, looks: Mapping[str, style.Look]) -> dict[str, An
     }
 
 
-def _run(run: Run, counts: bool, beside: Path) -> dict[str, Any]:
+def _run(run: Run, left_out: str, beside: Path) -> dict[str, Any]:
     cells = []
     for key in _RUN_COLUMNS:
         value = run.value(key) if run.finished else math.nan
@@ -164,6 +164,6 @@ def _run(run: Run, counts: bool, beside: Path) -> dict[str, Any]:
         "path": relative(run.path, beside),
         "seed": "–" if run.seed is None else str(run.seed),
         "cells": cells,
-        "status": run.status if counts or not run.finished else "not counted, its seed is there already",
-        "counts": counts,
+        "status": f"not counted, {left_out}" if left_out else run.status,
+        "counts": run.finished and not left_out,
     }

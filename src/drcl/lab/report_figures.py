@@ -49,11 +49,11 @@ class Pictures:
         svg = inline_svg(figure, name, module.TITLE, module.describe(self._runs))
         return Picture(module.TITLE, caption, Markup(svg))
 
-    def _panel(self, module: ModuleType, g: Group, index: int, caption: str) -> Picture:
+    def _panel(self, module: ModuleType, g: Group, index: int, title: str, caption: str) -> Picture:
         name = f"{self.anchor}-{module.__name__.rpartition('.')[2]}-{index}"
-        title = f"{g.label}: {module.TITLE}"
-        svg = inline_svg(module.draw(g.finished), name, title, module.describe(g.finished))
-        return Picture(g.label, caption, Markup(svg))
+        words = f"{g.label}: {module.TITLE}"
+        svg = inline_svg(module.draw(g.finished), name, words, module.describe(g.finished))
+        return Picture(title, caption, Markup(svg))
 
     def _curves(self) -> list[Picture]:
         if not self.groups:
@@ -75,7 +75,7 @@ class Pictures:
     def _matrices(self) -> list[Picture]:
         # A bound that was trained once has one row; its matrix would be an empty square.
         drawn = [g for g in self.groups if (~np.isnan(g.matrix()).all(axis=1)).sum() > 1] or self.groups
-        return [self._panel(matrix, g, k, _over(g)) for k, g in enumerate(drawn)]
+        return [self._panel(matrix, g, k, g.label, _over(g)) for k, g in enumerate(drawn)]
 
     def _recorded(self) -> list[Group]:
         return [g for g in self.groups if g.method not in REFERENCES and drift.shares(g)[1].size]
@@ -84,7 +84,8 @@ class Pictures:
         recorded = self._recorded()
         still = [g for g in recorded if _kept_any(g)]
         pictures = [
-            self._panel(drift, g, k, "Bit for bit, layer by layer. " + _over(g)) for k, g in enumerate(still)
+            self._panel(drift, g, k, f"{g.label}: left exactly in place", "Bit for bit. " + _over(g))
+            for k, g in enumerate(still)
         ]
         if recorded:
             caption = "Change of the weights at each task, relative to their size, layers weighted by size."

@@ -81,7 +81,8 @@ _BAR = 10
 
 def summary_table(runs: Iterable[Run]) -> Table:
     """The columns that end a demonstration: what was kept, what was lost, what stayed put, what it cost."""
-    table = [row for row in rows(runs) if row.label]
+    everything = rows(runs)
+    table = [row for row in everything if row.label]
     by_key = {column.key: column for column in COLUMNS}
     shown = Table(box=_CALM, border_style="dim", header_style="", padding=(0, 1))
     shown.title = Text(" · ".join(_scope(table, name) for name in _benchmarks(table)), style="bold")
@@ -99,7 +100,7 @@ def summary_table(runs: Iterable[Run]) -> Table:
         cells = [_rich_cell(row, by_key[key]) for key in SUMMARY]
         cells[0] = _bar(row, best).append_text(cells[0])
         shown.add_row(Text(name, style="bold" if best else "dim" if row.reference else ""), *cells)
-    notes = [note for benchmark in _benchmarks(table) for note in benchmark_notes(table, benchmark)]
+    notes = [note for name in _benchmarks(everything) for note in benchmark_notes(everything, name)]
     if notes:
         shown.caption = Text("\n".join(notes), style="dim", justify="left")
     return shown
@@ -173,7 +174,7 @@ def _csv(table: Sequence[Row]) -> str:
     names = [f"{column.key}{end}" for column in COLUMNS for end in ("", "_std", "_n")]
     writer.writerow(["benchmark", "method", "seeds", "finished", "left_out", *names])
     for row in table:
-        left_out = len(row.group.unfinished) + len(row.group.repeated) if row.group else len(row.notes)
+        left_out = len(row.group.unfinished) + len(row.group.left_out) if row.group else len(row.notes)
         cells: list[object] = [
             row.benchmark,
             row.label,

@@ -57,7 +57,7 @@ def _lines(
 ) -> dict[str, float]:
     """Draw the lines of one benchmark and return where each ends."""
     ends: dict[str, float] = {}
-    first, tasks = math.inf, groups[0].finished[0].tasks
+    first, tasks = math.inf, max(g.finished[0].tasks for g in groups)
     for g in groups:
         mean, deviation = over_seeds(g, measure)
         look, x = looks[g.label], np.arange(len(mean))

@@ -14,7 +14,7 @@ from drcl.lab.table import Statistic
 
 TITLE = "Where the time goes"
 PARTS = ("training", "consolidation", "evaluation")
-_SHADES = {"training": style.HEAT[34], "consolidation": style.HEAT[18], "evaluation": style.HEAT[6]}
+_SHADES = {"training": style.HEAT[42], "consolidation": style.HEAT[27], "evaluation": style.HEAT[14]}
 
 
 def seconds(g: Group) -> dict[str, float]:
