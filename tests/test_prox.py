@@ -80,7 +80,7 @@ def test_agrees_with_pyproximal(prox, r, a, t):
 @settings(max_examples=4, deadline=None)
 @given(r=points, a=points, t=thresholds)
 def test_no_minimiser_finds_a_lower_value(prox, r, a, t):
-    """The objective is 1-strongly convex, so a value within eps of the minimum is within sqrt(2 eps) of the argument."""
+    """The objective is 1-strongly convex: a value within eps of the minimum is taken within sqrt(2 eps) of it."""
     ours = apply(prox, r, a, t)
     if isinstance(prox, Box):
         assert np.all(np.abs(ours - a) <= t + 1e-12 * np.abs(a))
@@ -227,9 +227,9 @@ def test_names():
         GroupL1(),
         Box(),
     ]
-    with pytest.raises(ValueError, match="mix is 1.5.*\\[0, 1\\]"):
+    with pytest.raises(ValueError, match=r"mix is 1.5.*\[0, 1\]"):
         ElasticNet(1.5)
-    with pytest.raises(ValueError, match="dim is 3.*\\(2, 2\\)"):
+    with pytest.raises(ValueError, match=r"dim is 3.*\(2, 2\)"):
         GroupL1(dim=3)(torch.ones(2, 2), torch.zeros(2, 2), 1.0)
 
 
