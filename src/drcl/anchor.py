@@ -28,6 +28,14 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
+def own_names(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's parameters under their plain names; a shared one once, under its first name."""
+    names = {n.replace("_orig_mod.", ""): p for n, p in model.named_parameters()}
+    # A wrapper puts the same word before all of them; a layer that merely is called `module` keeps its name.
+    wrapped = bool(names) and all(n.startswith("module.") for n in names)
+    return {n.removeprefix("module.") if wrapped else n: p for n, p in names.items()}
+
+
 def digest(weights: dict[str, Tensor]) -> str:
     """Identifies a model by the names and shapes of its protected parameters."""
     text = json.dumps(sorted((name, list(w.shape)) for name, w in weights.items()))
@@ -53,6 +61,8 @@ class Anchor:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.provenance, dict):
+            raise AnchorError(f"provenance must be a dict, not {type(self.provenance).__name__}")
         if not self.weights:
             raise AnchorError("an anchor without weights protects nothing")
         for name in self.weights.keys() ^ self.importance.keys():
@@ -122,7 +132,7 @@ class Anchor:
 
     def check(self, model: nn.Module) -> None:
         """Raise unless every anchored parameter is in the model with the same shape."""
-        own = {plain_name(n): p for n, p in model.named_parameters()}
+        own = own_names(model)
         for name, weight in self.weights.items():
             if name not in own:
                 raise AnchorError(
@@ -130,14 +140,19 @@ class Anchor:
                 )
             if own[name].shape != weight.shape:
                 raise AnchorError(
-                    f"{name!r} has shape {tuple(own[name].shape)} in the model and {tuple(weight.shape)} in the anchor"
+                    f"{name!r} has shape {tuple(own[name].shape)} here and {tuple(weight.shape)} in the anchor, "
+                    "which is of another model"
+                )
+            if not bool(torch.isfinite(weight.to(own[name].dtype)).all()):
+                raise AnchorError(
+                    f"{name!r} holds values too large for the model's {own[name].dtype}; use a wider type for the model"
                 )
 
     @torch.no_grad()
     def restore(self, model: nn.Module, prefix: str = "") -> list[str]:
         """Roll back: put the anchored weights whose names start with ``prefix`` into the model; returns the names."""
         self.check(model)
-        own = {plain_name(n): p for n, p in model.named_parameters()}
+        own = own_names(model)
         names = [n for n in self.weights if n.startswith(prefix)]
         if not names:
             raise ValueError(f"no anchored parameter starts with {prefix!r}; there are {', '.join(self.weights)}")

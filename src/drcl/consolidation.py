@@ -9,22 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from drcl.anchor import Anchor, plain_name, provenance
+from drcl.anchor import Anchor, AnchorError, own_names, provenance
 from drcl.importance import Importance
+from drcl.kernels import check_prox
+from drcl.resume import importance_dtype, laid_out_like
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
 
 
-def importance_dtype(p: Tensor) -> torch.dtype:
-    """Importance spans many orders of magnitude: never kept in 16 bits."""
-    return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
-
-
 def matching(optimizer: DRCL, model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters to protect, by name; refuses a model and an optimizer that do not belong together."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}: consolidate(model, batches)")
     own = {p for g in optimizer.param_groups for p in g["params"]}
-    names = {p: plain_name(n) for n, p in model.named_parameters()}
+    names = {p: n for n, p in own_names(model).items()}
     missing = [n for p, n in names.items() if p.requires_grad and p not in own]
     if missing:
         raise ValueError(
@@ -38,7 +37,9 @@ def matching(optimizer: DRCL, model: nn.Module) -> dict[str, nn.Parameter]:
             f"parameter {optimizer.name_of(strangers[0])!r} of this optimizer is not in the model given to it here; "
             "pass the model that is being trained, or put the parameter in a group with free=True"
         )
-    chosen = {names[p]: p for p in candidates if p.requires_grad and p.is_floating_point()}
+    # A weight that is frozen for now still mattered to this task: once protected it stays in the account.
+    held = {p for p, _ in optimizer.protected()}
+    chosen = {names[p]: p for p in candidates if p.is_floating_point() and (p.requires_grad or p in held)}
     if not chosen:
         raise ValueError("there is nothing to protect: every parameter is frozen or in a group with free=True")
     return chosen
@@ -52,9 +53,12 @@ def combined(
     scale = (float(optimizer.solver.memory) if keep is None else keep) * optimizer.importance_mean
     total: dict[str, Tensor] = {}
     for name, p in named.items():
-        fresh = new[name].detach().to(importance_dtype(p))
-        if fresh.shape != p.shape or not bool(torch.isfinite(fresh).all()) or bool((fresh < 0).any()):
-            raise ValueError(f"the importance of {name!r} must be finite, >= 0 and of shape {tuple(p.shape)}")
+        if name not in new or new[name].shape != p.shape:
+            found = f"of shape {tuple(new[name].shape)}" if name in new else "missing"
+            raise ValueError(f"the importance of {name!r} is {found}; the estimator has to give shape {tuple(p.shape)}")
+        fresh = laid_out_like(p, new[name].detach(), importance_dtype(p))
+        if not bool(torch.isfinite(fresh).all()) or bool((fresh < 0).any()):
+            raise ValueError(f"the importance of {name!r} must be finite and >= 0; look at the estimator and the data")
         old = optimizer.state.get(p, {}).get("importance")
         total[name] = fresh if old is None or not scale else fresh + old * scale
     mean = sum(float(t.double().sum()) for t in total.values()) / sum(t.numel() for t in total.values())
@@ -70,7 +74,7 @@ def combined(
 
 def start_task(optimizer: DRCL, named: dict[str, nn.Parameter]) -> None:
     """Begin a task at the weights the model holds: anchor, z and y agree, no motion of the last task is left."""
-    for p in {*named.values(), *(p for p, _ in optimizer.protected())}:
+    for p in named.values():
         state = optimizer.state[p]
         state["anchor"] = p.detach().clone()
         if optimizer.solver.splitting != "forward-backward":
@@ -103,6 +107,7 @@ def consolidate(
         with torch.enable_grad():
             new = estimator.estimate(model, batches, named, forward)
         total, mean = combined(optimizer, named, new)
+    check_prox(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})
     optimizer.eval()
     for name, p in named.items():
         optimizer.state[p]["importance"] = total[name]
@@ -113,9 +118,16 @@ def consolidate(
 
 
 def anchor_of(optimizer: DRCL) -> Anchor | None:
-    pairs = [(optimizer.name_of(p), state) for p, state in optimizer.protected()]
-    if not pairs:
+    held = list(optimizer.protected())
+    if not held:
         return None
+    for p, _ in held:
+        if not optimizer.is_named(p):
+            raise ValueError(
+                f"{optimizer.name_of(p)} has no name, and an anchor is keyed by names; make the optimizer over "
+                "model.named_parameters()"
+            )
+    pairs = [(optimizer.name_of(p), state) for p, state in held]
     return Anchor(
         weights={name: state["anchor"].clone() for name, state in pairs},
         importance={name: state["importance"].clone() for name, state in pairs},
@@ -138,12 +150,21 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
                 f"the anchor protects {name!r}, which is frozen or in a group with free=True here; "
                 "make it trainable, or leave it out of the anchor"
             )
+    made = anchor.provenance
+    try:
+        facts = {"tasks": max(1, int(made.get("tasks", 1))), "made": [dict(m) for m in made.get("made", [])]}
+        facts["importance_mean"] = float(made.get("importance_mean", 1.0))
+    except (TypeError, ValueError) as reason:
+        raise AnchorError(f"the anchor's provenance does not read: {reason}; make the anchor again") from None
     held = {name: named[name] for name in anchor.weights}
+    importance = {n: laid_out_like(p, anchor.importance[n], importance_dtype(p)) for n, p in held.items()}
+    check_prox(optimizer.solver.prox, {n: (p.detach(), importance[n]) for n, p in held.items()})
+    optimizer.eval()
+    for _, state in optimizer.protected():
+        for key in ("anchor", "importance", "z"):
+            state.pop(key, None)
     for name, p in held.items():
-        optimizer.state[p]["importance"] = anchor.importance[name].to(p.device, importance_dtype(p), copy=True)
+        optimizer.state[p]["importance"] = importance[name]
     anchor.restore(model)
     start_task(optimizer, held)
-    made = anchor.provenance
-    optimizer._progress["tasks"] = int(made.get("tasks", 1))
-    optimizer._progress["importance_mean"] = float(made.get("importance_mean", 1.0))
-    optimizer._progress["made"] = list(made.get("made", []))
+    optimizer._progress |= facts

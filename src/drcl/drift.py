@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from drcl.anchor import Anchor, plain_name
+from drcl.anchor import Anchor, own_names
 
 if TYPE_CHECKING:
     import pandas
@@ -44,10 +44,9 @@ class Drift:
         return len(self.rows)
 
     def largest(self, n: int = 5) -> tuple[LayerDrift, ...]:
-        """The layers that moved most, by relative change."""
-        return tuple(
-            sorted(self.rows, key=lambda r: -r.relative_change if r.relative_change == r.relative_change else 0)[:n]
-        )
+        """The layers that moved most, by relative change; one that left zero first of all."""
+        size = {r.layer: math.inf if math.isnan(r.relative_change) else r.relative_change for r in self.rows}
+        return tuple(sorted(self.rows, key=lambda r: -size[r.layer])[:n])
 
     def to_pandas(self) -> pandas.DataFrame:
         try:
@@ -106,13 +105,15 @@ def drift(model: nn.Module, anchor: Anchor) -> Drift:
     While a DRCL optimizer trains, the model holds y; ask inside ``with opt.deployed():`` to see what will be shipped.
     """
     anchor.check(model)
-    own = {plain_name(n): p.detach() for n, p in model.named_parameters()}
+    own = {n: p.detach() for n, p in own_names(model).items()}
     layers: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for name, a in anchor.weights.items():
         if a.numel():
             pair = (own[name], a.to(own[name].device))
             layers.setdefault(name.rpartition(".")[0] or name, []).append(pair)
     everything = [pair for pairs in layers.values() for pair in pairs]
+    if not everything:
+        raise ValueError("every parameter of this anchor is empty: there is nothing to compare")
     total = _row("total", everything)
     small = sum(
         int((((w.double() - a.double()).abs() < 0.05 * a.double().abs()) | (w == a)).sum()) for w, a in everything

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,6 +99,24 @@ def reference(w: Weight, rule: Rule) -> None:
         w.z.copy_(z)
 
 
+def check_prox(prox: Prox, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Try a prox on every (weight, importance) before training relies on it, and name the first it does not suit."""
+    if Rule(1.0, 1.0, 1.0, prox).mix is not None:
+        return
+    for name, (w, importance) in weights.items():
+        wide = w.to(importance.dtype)
+        try:
+            out = prox(wide, wide, Rule(1.0, 1.0, 1.0, prox).threshold(importance))
+        except Exception as reason:
+            raise ValueError(f"prox={prox!r} does not work on parameter {name!r}: {reason}") from reason
+        if not isinstance(out, Tensor) or out.shape != w.shape or not bool(torch.isfinite(out).all()):
+            found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(
+                f"prox={prox!r} has to return finite values of the shape it was given; for parameter {name!r} of "
+                f"shape {tuple(w.shape)} it returned {found}"
+            )
+
+
 def _native(weights: Sequence[Weight], rule: Rule) -> None:
     library = native.load()
     assert library is not None
@@ -161,7 +179,8 @@ def _compiled() -> Callable[..., None]:
         buffer: Tensor | None,
         n: Tensor,
     ) -> None:
-        # n holds the numbers of the rule, so a changed learning rate does not compile again.
+        # n holds the numbers of the rule, so a changed learning rate does not compile again. An infinite strength
+        # makes the bound infinite or NaN, and both comparisons with it select the anchor.
         lr, momentum, decay, fresh, c, mix, damping, nesterov, sign, reach, carry = n.unbind()
         p = sign * g + decay * y
         if buffer is not None:
@@ -181,24 +200,13 @@ def _compiled() -> Callable[..., None]:
     return torch.compile(flat, dynamic=True, fullgraph=True)
 
 
-def _compile(weights: Sequence[Weight], rule: Rule) -> None:
-    step = _compiled()
+def _compile(w: Weight, rule: Rule) -> None:
     assert rule.mix is not None
-    for w in weights:
-        # An infinite strength makes 0 * inf in the branch that is not taken; the largest float holds as well.
-        c = min(rule.gamma * rule.strength, torch.finfo(w.y.dtype).max)
-        numbers = [
-            rule.lr,
-            rule.momentum,
-            rule.weight_decay,
-            1.0 if w.first else 1 - rule.dampening,
-            c,
-            rule.mix,
-        ]
-        numbers += [rule.damping, float(rule.nesterov), -1.0 if rule.maximize else 1.0]
-        numbers += [2.0, 1.0] if rule.reflect else [1.0, 0.0]
-        flat = [None if t is None else t.view(-1) for t in (w.y, w.g, w.anchor, w.importance, w.z, w.buffer)]
-        step(*flat, torch.tensor(numbers, dtype=w.y.dtype, device=w.y.device))
+    numbers = [rule.lr, rule.momentum, rule.weight_decay, 1.0 if w.first else 1 - rule.dampening]
+    numbers += [rule.gamma * rule.strength, rule.mix, rule.damping, float(rule.nesterov)]
+    numbers += [-1.0 if rule.maximize else 1.0, *([2.0, 1.0] if rule.reflect else [1.0, 0.0])]
+    flat = [None if t is None else t.view(-1) for t in (w.y, w.g, w.anchor, w.importance, w.z, w.buffer)]
+    _compiled()(*flat, torch.tensor(numbers, dtype=w.y.dtype, device=w.y.device))
 
 
 _fallen: set[str] = set()
@@ -219,19 +227,26 @@ def negotiate(weights: Sequence[Weight], rule: Rule, backend: str = "auto") -> N
         batches.setdefault((way, w.y.dtype, w.y.device, w.first, w.z is None), []).append(w)
     for (way, *_), batch in batches.items():
         if way == "compile":
-            try:
-                _compile(batch, rule)
-                continue
-            except Exception as reason:  # inductor raises its own kinds where no compiler is found
-                _fall_back("compile", str(reason).splitlines()[0] if str(reason) else type(reason).__name__)
-                way = "foreach"
+            batch = _compile_all(batch, rule)
+            way = "foreach"
         if way == "native":
             _native(batch, rule)
-        elif way == "foreach":
+        elif way == "foreach" and batch:
             _foreach(batch, rule)
         else:
             for w in batch:
                 reference(w, rule)
+
+
+def _compile_all(weights: list[Weight], rule: Rule) -> list[Weight]:
+    """The weights that are left to do: those after a failure to compile, which comes before anything is written."""
+    for k, w in enumerate(weights):
+        try:
+            _compile(w, rule)
+        except Exception as reason:  # inductor raises its own kinds where no compiler is found
+            _fall_back("compile", " ".join(str(reason).splitlines()[:2]) or type(reason).__name__)
+            return weights[k:]
+    return []
 
 
 def _route(tensors: Sequence[Tensor], rule: Rule, backend: str) -> str:
@@ -241,14 +256,17 @@ def _route(tensors: Sequence[Tensor], rule: Rule, backend: str) -> str:
         return "reference"
     if backend in ("auto", "native") and native.usable(tensors) and native.load() is not None:
         return "native"
-    if backend == "compile" and all(t.is_contiguous() for t in tensors):
+    # Sizes 0 and 1 would each be compiled for themselves, and torch gives up after a few.
+    if backend == "compile" and y.numel() > 1 and "compile" not in _fallen and all(t.is_contiguous() for t in tensors):
         return "compile"
     return "foreach"
 
 
-def first_non_finite(gradients: Sequence[Tensor]) -> int:
+def first_non_finite(gradients: Sequence[Tensor], backend: str = "auto") -> int:
     """Index of the first gradient that holds a NaN or an infinity, or -1."""
     dtypes = {g.dtype for g in gradients}
+    if backend not in ("auto", "native"):
+        dtypes = set()
     if len(dtypes) == 1 and dtypes <= set(native.SUFFIX) and all(native.usable([g]) for g in gradients):
         library = native.load()
         if library is not None:

@@ -11,12 +11,14 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -61,14 +63,13 @@ def _processor() -> str:
         return platform.processor() + platform.machine()
 
 
-def _build(compiler: str, target: Path) -> None:
+def _build(compiler: list[str], target: Path) -> None:
     """Compile into a temporary name, then rename: two processes may do this at once."""
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     failures = []
     for extra in (["-march=native", "-fopenmp"], ["-march=native"], []):
         with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".tmp", delete=False) as part:
             pass
-        command = [compiler, *FLAGS, *extra, str(SOURCE), "-o", part.name, "-lm"]
+        command = [*compiler, *FLAGS, *extra, str(SOURCE), "-o", part.name, "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
             if done.returncode == 0:
@@ -77,31 +78,58 @@ def _build(compiler: str, target: Path) -> None:
             failures.append(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no message")
         finally:
             Path(part.name).unlink(missing_ok=True)
-    raise OSError(f"{compiler} could not build it: {failures[-1]}")
+    raise OSError(f"{shlex.join(compiler)} could not build it: {failures[-1]}")
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """The cache folder, or one that is gone again after loading where the cache cannot be written."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError:
+        with tempfile.TemporaryDirectory(prefix="drcl-") as temporary:
+            yield Path(temporary)
+    else:
+        yield folder
+
+
+def _open(target: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(target))
+    for suffix in SUFFIX.values():
+        getattr(library, f"drcl_step_{suffix}").restype = None
+        getattr(library, f"drcl_finite_{suffix}").restype = ctypes.c_int64
+    return library
+
+
+def _compiler() -> list[str]:
+    if sys.platform != "win32":
+        if os.environ.get("CC"):
+            return shlex.split(os.environ["CC"])
+        for name in ("cc", "gcc", "clang"):
+            if shutil.which(name):
+                return [name]
+    raise OSError("no C compiler was found")
 
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The compiled kernel, or None with one warning that tells why."""
     try:
-        compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
-        if sys.platform == "win32" or compiler is None:
-            raise OSError("no C compiler was found")
-        key = hashlib.sha256(
-            SOURCE.read_bytes() + repr((FLAGS, compiler, torch.__version__, _processor())).encode()
-        ).hexdigest()[:20]
-        target = cache_folder() / f"step-{key}.so"
-        if not target.exists():
+        compiler = _compiler()
+        about = repr((FLAGS, compiler, torch.__version__, _processor()))
+        key = hashlib.sha256(SOURCE.read_bytes() + about.encode()).hexdigest()[:20]
+        cached = cache_folder() / f"step-{key}.so"
+        if cached.exists():
             try:
-                _build(compiler, target)
-            except PermissionError:
-                target = Path(tempfile.mkdtemp(prefix="drcl-")) / target.name
-                _build(compiler, target)
-        library = ctypes.CDLL(str(target))
-        for suffix in SUFFIX.values():
-            getattr(library, f"drcl_step_{suffix}").restype = None
-            getattr(library, f"drcl_finite_{suffix}").restype = ctypes.c_int64
-        return library
+                return _open(cached)
+            except (OSError, AttributeError):
+                pass  # a damaged file is built again
+        with _folder() as folder:
+            _build(compiler, folder / cached.name)
+            return _open(folder / cached.name)
     except (OSError, AttributeError, subprocess.SubprocessError) as reason:
         warnings.warn(
             f"drcl: the fused step is not available ({reason}); torch operations do the same several times slower. "
@@ -129,6 +157,11 @@ def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
     return (ctypes.c_int64 * len(tensors))(*[t.numel() for t in tensors])
 
 
+def _threads() -> ctypes.c_int32:
+    """As many as torch uses: the kernel's own OpenMP runtime does not hear of torch.set_num_threads."""
+    return ctypes.c_int32(torch.get_num_threads())
+
+
 def step(
     library: ctypes.CDLL,
     y: Sequence[Tensor],
@@ -142,10 +175,10 @@ def step(
     """Run the fused step over a list of parameters of one dtype, each `usable`."""
     function = getattr(library, f"drcl_step_{SUFFIX[y[0].dtype]}")
     arrays = [_pointers(t) for t in (y, g, anchor, importance, z, buffers)]
-    function(ctypes.c_int64(len(y)), _sizes(y), *arrays, ctypes.byref(hyper))
+    function(_threads(), ctypes.c_int64(len(y)), _sizes(y), *arrays, ctypes.byref(hyper))
 
 
 def first_non_finite(library: ctypes.CDLL, tensors: Sequence[Tensor]) -> int:
     """Index of the first tensor with a NaN or an infinity, or -1. All of one dtype and dense."""
     function = getattr(library, f"drcl_finite_{SUFFIX[tensors[0].dtype]}")
-    return int(function(ctypes.c_int64(len(tensors)), _sizes(tensors), _pointers(tensors)))
+    return int(function(_threads(), ctypes.c_int64(len(tensors)), _sizes(tensors), _pointers(tensors)))

@@ -7,6 +7,7 @@ evaluated, saved or shipped; x is the proposal, gamma the step size, a the ancho
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from drcl import consolidation, kernels, options, stable
+from drcl import consolidation, kernels, options, resume, stable
 from drcl.anchor import Anchor, plain_name
 from drcl.importance import Fisher, Importance
 from drcl.kernels import Rule, Weight
@@ -63,9 +64,11 @@ class DRCL(torch.optim.Optimizer):
                                                                         (lr * curvature < 3). Needs a closure.
             ==================== ===================== ================ ============================================
 
-        iterations: iterations on one mini-batch; more than one needs ``step(closure)``.
+        iterations: iterations on one mini-batch, once there is something to protect; more than one needs
+            ``step(closure)``.
         tolerance: stop these early once the residual |y' - y| falls below this fraction of the first one.
-        plasticity_steps: this many optimizer steps form one proposal, then one negotiation.
+        plasticity_steps: this many optimizer steps form one proposal, then one negotiation. ``consolidate`` drops a
+            proposal that is not finished.
         inner_steps: gradient evaluations of the implicit proposal.
         memory: importance over tasks: "sum", "latest", or a decay in [0, 1].
         damping: added to the mean-one importance, so that weights of no importance are held a little too.
@@ -186,18 +189,23 @@ class DRCL(torch.optim.Optimizer):
         if mode == self._progress["mode"]:
             return
         for p, state in self.protected():
-            if "z" in state:
+            # Without reflection y is z, except in the middle of a proposal, which started at z.
+            other = state.get("z", state.get("start"))
+            if other is not None:
                 kept = p.clone()
-                p.copy_(state["z"])
-                state["z"].copy_(kept)
+                p.copy_(other)
+                other.copy_(kept)
         self._progress["mode"] = mode
 
     def protected(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """Every protected parameter with its state."""
         for group in self.param_groups:
             for p in group["params"]:
-                if "anchor" in self.state.get(p, {}):
+                if self._held(group, p):
                     yield p, self.state[p]
+
+    def _held(self, group: dict[str, Any], p: Tensor) -> bool:
+        return not group["free"] and "anchor" in self.state.get(p, {})
 
     # -- the step ------------------------------------------------------------------------------------------------
 
@@ -206,26 +214,42 @@ class DRCL(torch.optim.Optimizer):
         """One step: an iteration of the splitting, or ``iterations`` of them on one batch with a closure."""
         if self._progress["mode"] == "eval":
             raise RuntimeError("the model holds the weights for evaluation; call opt.train() before opt.step()")
-        many = self.solver.iterations > 1 or (self.solver.splitting == "implicit" and self.tasks > 0)
-        if many and closure is None:
+        if self.inner is not None:
+            self._link()  # it may have been given a group of its own since
+        if not self._evaluates_itself():
+            return self._iterate(closure)
+        if closure is None:
+            wrapped = "" if self.inner is None else f" around {type(self.inner).__name__}"
             raise ValueError(
-                f"splitting={self.solver.splitting!r} with iterations={self.solver.iterations} evaluates the loss "
-                "several times: call opt.step(closure), where closure() clears the gradients, runs backward() and returns the loss"
+                f"splitting={self.solver.splitting!r} with iterations={self.solver.iterations}{wrapped} evaluates the "
+                "loss several times: call opt.step(closure), where closure() clears the gradients, runs backward() and "
+                "returns the loss"
             )
+        with resume.all_or_nothing(self):
+            return self._iterate(closure)
+
+    def _evaluates_itself(self) -> bool:
+        """Whether one step takes several evaluations of the loss."""
+        several = self.solver.iterations > 1 or self.solver.splitting == "implicit"
+        return (several and self.tasks > 0) or isinstance(self.inner, torch.optim.LBFGS)
+
+    def _iterate(self, closure: Callable[[], Any] | None) -> Any:
         loss, first = None, math.nan
-        for k in range(self.solver.iterations):
-            before = [(p, p.clone()) for p, _ in self.protected()] if self.solver.iterations > 1 else []
-            if self.solver.splitting == "implicit" and self.tasks > 0:
+        rounds = self.solver.iterations if self.tasks else 1  # nothing to negotiate yet: a plain step
+        for k in range(rounds):
+            before = [(p, p.clone()) for p, _ in self.protected()] if rounds > 1 else []
+            if self.solver.splitting == "implicit" and self.tasks:
                 assert closure is not None
                 loss = self._implicit(closure)
             else:
                 loss = self._explicit(closure)
-            self.iterations_used = k + 1
-            moved = math.sqrt(sum(float((p - y).double().square().sum()) for p, y in before))
-            first = moved if k == 0 else first
-            self.residual = moved / first if first else 1.0
-            if self.solver.tolerance is not None and k > 0 and self.residual < self.solver.tolerance:
-                break
+            self.iterations_used, self.residual = k + 1, 1.0
+            if rounds > 1:
+                moved = math.sqrt(sum(float((p - y).double().square().sum()) for p, y in before))
+                first = moved if k == 0 else first
+                self.residual = moved / first if first else 0.0
+                if self.solver.tolerance is not None and self.residual < self.solver.tolerance:
+                    break
         return loss
 
     def _explicit(self, closure: Callable[[], Any] | None) -> Any:
@@ -241,20 +265,15 @@ class DRCL(torch.optim.Optimizer):
                 self._sgd(group, protected=False)
                 self._negotiate(group, self._fused_weights(group), self._rule(group, group["lr"]))
             return loss
-        starts = self._begin()
-        try:
-            if lbfgs and self.inner is not None:
-                loss = self.inner.step(closure)
-            elif self.inner is not None:
-                self.inner.step()
-            else:
-                for group in self.param_groups:
-                    self._sgd(group, protected=False)
-                    self._sgd(group, protected=True)
-        except BaseException:
-            for p, start in starts:
-                p.copy_(start)
-            raise
+        self._begin(every=lbfgs)
+        if self.inner is None:
+            for group in self.param_groups:
+                self._sgd(group, protected=False)
+                self._sgd(group, protected=True)
+        elif lbfgs and closure is not None:
+            loss = self.inner.step(self._checked(closure))
+        else:
+            self.inner.step()
         self._progress["steps_in_proposal"] += 1
         self._progress["gammas"] = [
             gamma + float(g["lr"]) for gamma, g in zip(self._progress["gammas"], self.param_groups)
@@ -263,66 +282,65 @@ class DRCL(torch.optim.Optimizer):
             self._end()
         return loss
 
+    def _checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluate() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self._check_gradients()
+            return loss
+
+        return evaluate
+
     def _implicit(self, closure: Callable[[], Any]) -> Any:
         """x = argmin f(x) + |x - y|^2 / (2 gamma), by gradient steps from y; the first one is the explicit proposal."""
-        starts: dict[Tensor, Tensor] = {}
-        loss = None
+        loss, evaluate = None, self._checked(closure)
         everyone = [(g, p) for g in self.param_groups for p in g["params"] if p.requires_grad]
         for _, p in everyone:
-            starts[p] = self.state[p]["start"] = p.clone()
-        try:
-            for k in range(self.solver.inner_steps):
-                with torch.enable_grad():
-                    loss = closure()
-                self._check_gradients()
-                for group, p in everyone:
-                    if p.grad is not None:
-                        gamma, sign = float(group["lr"]), -1 if group["maximize"] else 1
-                        pull = sign * p.grad + group["weight_decay"] * p
-                        if k == 0:
-                            p.sub_(pull, alpha=gamma)
-                        else:
-                            p.sub_(pull + (p - starts[p]) / gamma, alpha=gamma / 2)
-        except BaseException:
-            for p, start in starts.items():
-                p.copy_(start)
-                del self.state[p]["start"]
-            raise
+            self.state[p]["start"] = p.clone()
+        for k in range(self.solver.inner_steps):
+            loss = evaluate()
+            for group, p in everyone:
+                gamma, sign = float(group["lr"]), -1 if group["maximize"] else 1
+                if p.grad is None or gamma == 0:
+                    continue
+                pull = sign * p.grad + group["weight_decay"] * p
+                if k == 0:
+                    p.sub_(pull, alpha=gamma)
+                else:
+                    p.sub_(pull + (p - self.state[p]["start"]) / gamma, alpha=gamma / 2)
         self._progress["gammas"] = [float(g["lr"]) for g in self.param_groups]
         self._end()
         return loss
 
-    def _begin(self) -> list[tuple[Tensor, Tensor]]:
-        """Remember y where a new proposal starts."""
-        if self._progress["steps_in_proposal"] == 0:
-            for p, state in self.protected():
-                state["start"] = p.clone()
+    def _begin(self, every: bool) -> None:
+        """Remember y where a new proposal starts; a parameter without gradient has no part in it."""
+        fresh = self._progress["steps_in_proposal"] == 0
+        if fresh:
             self._progress["gammas"] = [0.0] * len(self.param_groups)
-        return [(p, p.clone()) for p, _ in self.protected()] if self.inner is not None else []
+        for p, state in self.protected():
+            if every or p.grad is not None:
+                if fresh or "start" not in state:
+                    state["start"] = p.clone()
+            elif fresh:
+                state.pop("start", None)
 
     def _end(self) -> None:
         """Negotiate the finished proposal: the model goes back to y, and y - x takes the place of gamma * gradient."""
+        plain = dict(lr=1.0, momentum=0.0, dampening=0.0, nesterov=False, weight_decay=0.0, maximize=False)
         for group, gamma in zip(self.param_groups, self._progress["gammas"]):
             weights = []
             for p in group["params"]:
                 start = self.state.get(p, {}).pop("start", None)
-                if start is not None and "anchor" in self.state[p]:
+                if start is not None and self._held(group, p):
                     s = start - p
                     p.copy_(start)
                     weights.append(self._weight(p, s))
-            plain = {
-                "momentum": 0.0,
-                "dampening": 0.0,
-                "nesterov": False,
-                "weight_decay": 0.0,
-                "maximize": False,
-            }
-            self._negotiate(group, weights, self._rule({**group, **plain, "lr": 1.0}, gamma))
+            self._negotiate(group, weights, self._rule({**group, **plain}, gamma))
         self._progress["steps_in_proposal"] = 0
 
     def _sgd(self, group: dict[str, Any], protected: bool) -> None:
         """Torch's own SGD on the unprotected (or the protected) parameters of a group."""
-        chosen = [p for p in group["params"] if p.grad is not None and ("anchor" in self.state.get(p, {})) == protected]
+        chosen = [p for p in group["params"] if p.grad is not None and self._held(group, p) == protected]
         if not chosen:
             return
         momentum = group["momentum"]
@@ -347,13 +365,8 @@ class DRCL(torch.optim.Optimizer):
     def _fused_weights(self, group: dict[str, Any]) -> list[Weight]:
         weights = []
         for p in group["params"]:
-            if p.grad is None or "anchor" not in self.state.get(p, {}):
+            if p.grad is None or not self._held(group, p):
                 continue
-            if p.grad.is_sparse:
-                raise ValueError(
-                    f"parameter {self.name_of(p)!r} is protected but has a sparse gradient; use sparse=False in its "
-                    "module, or put it in a group with free=True"
-                )
             weight = self._weight(p, p.grad)
             if group["momentum"]:
                 state = self.state[p]
@@ -383,18 +396,25 @@ class DRCL(torch.optim.Optimizer):
         if not weights:
             return
         if group["stable"] is not None:
-            rule = Rule(**{**rule.__dict__, "damping": max(rule.damping, stable.FLOOR)})
-            protected = sum(p.numel() for p in group["params"] if "anchor" in self.state.get(p, {}))
-            rule = Rule(**{**rule.__dict__, "strength": stable.choose(group, weights, rule, protected)})
+            rule = dataclasses.replace(rule, damping=max(rule.damping, stable.FLOOR))
+            protected = sum(p.numel() for p in group["params"] if self._held(group, p))
+            rule = dataclasses.replace(rule, strength=stable.choose(group, weights, rule, protected))
         kernels.negotiate(weights, rule, self.solver.backend)
 
     def _check_gradients(self) -> None:
+        """Everything a step can refuse, before it changes anything."""
+        for p, _ in self.protected():
+            if p.grad is not None and p.grad.is_sparse:
+                raise ValueError(
+                    f"parameter {self.name_of(p)!r} is protected but has a sparse gradient; use sparse=False in its "
+                    "module, or put it in a group with free=True"
+                )
         if not self.solver.check_finite:
             return
         owners = [p for g in self.param_groups for p in g["params"] if p.grad is not None and p.grad.numel()]
         if not owners:
             return
-        bad = kernels.first_non_finite([p.grad for p in owners])
+        bad = kernels.first_non_finite([p.grad for p in owners], self.solver.backend)
         if bad >= 0:
             half = owners[bad].dtype == torch.float16
             remedy = (
@@ -442,9 +462,10 @@ class DRCL(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if isinstance(param_group, dict):
+            if "strength" in param_group and "stable" not in param_group:
+                param_group = {**param_group, "stable": None}  # its own strength, not the share all others aim at
             options.group({**self.defaults, **param_group}, self.solver, strict=self.inner is None)
-        linked = self.inner is not None and self.param_groups is self.inner.param_groups
-        if linked and self.inner is not None:
+        if self.inner is not None and self.param_groups is self.inner.param_groups:
             self.inner.add_param_group(param_group)
             self._link()
         else:
@@ -461,44 +482,33 @@ class DRCL(torch.optim.Optimizer):
                 group.setdefault(key, self.defaults[key])
 
     def name_of(self, p: Tensor) -> str:
+        """The parameter's name in the model, as far as it was ever told; its place in the groups otherwise."""
         if p in self._names:
             return self._names[p]
         for g, group in enumerate(self.param_groups):
-            for i, (q, name) in enumerate(
-                zip(group["params"], group.get("param_names", [None] * len(group["params"])))
-            ):
+            for i, q in enumerate(group["params"]):
                 if q is p:
-                    return plain_name(name) if name is not None else f"group {g}, parameter {i}"
+                    return (
+                        plain_name(group["param_names"][i]) if "param_names" in group else f"group {g}, parameter {i}"
+                    )
         return "?"
+
+    def is_named(self, p: Tensor) -> bool:
+        """Whether ``name_of`` gives a name."""
+        return p in self._names or any(
+            "param_names" in g and any(p is q for q in g["params"]) for g in self.param_groups
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values only: it can be saved without pickle, also in the middle of a task."""
-        out = super().state_dict()
-        out["drcl"] = {k: list(v) if isinstance(v, list) else v for k, v in self._progress.items()}
-        if self.inner is not None:
-            out["inner"] = self.inner.state_dict()
-        return out
+        return resume.saved(self, super().state_dict())
 
+    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from ``state_dict``; the model must hold the weights it held when that was taken."""
-        if "drcl" not in state_dict:
-            raise ValueError("this state dict was not made by DRCL: it has no 'drcl' entry")
-        if (self.inner is None) != ("inner" not in state_dict):
-            raise ValueError("one of the two optimizers wraps another (DRCL.around) and the other does not")
+        resume.check(self, state_dict)
         super().load_state_dict({k: state_dict[k] for k in ("state", "param_groups")})
-        # torch casts state to the parameter's type; importance of 16-bit weights is kept in 32 bits.
-        order = [p for g in self.param_groups for p in g["params"]]
-        saved = [i for g in state_dict["param_groups"] for i in g["params"]]
-        for index, p in zip(saved, order):
-            entry = state_dict["state"].get(index, {})
-            if "importance" in entry:
-                self.state[p]["importance"] = entry["importance"].to(
-                    p.device, consolidation.importance_dtype(p), copy=True
-                )
-        if self.inner is not None:
-            self.inner.load_state_dict(state_dict["inner"])
-            self._link()
-        self._progress = {k: list(v) if isinstance(v, list) else v for k, v in state_dict["drcl"].items()}
+        resume.fill(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("solver", "inner", "residual", "iterations_used", "_names", "_progress")

@@ -43,7 +43,8 @@ class L2:
 
     def __call__(self, r: Tensor, anchor: Tensor, threshold: Tensor | float) -> Tensor:
         threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device)
-        return anchor + (r - anchor) / (1 + threshold)
+        d = (r - anchor) / (1 + threshold)
+        return torch.where(d == 0, anchor, anchor + d)
 
     threshold = staticmethod(per_step_threshold)
 
@@ -64,7 +65,8 @@ class ElasticNet:
         bound = threshold * self.mix if self.mix else torch.zeros_like(threshold)
         shrink = 1 + threshold * (1 - self.mix) if self.mix < 1 else torch.ones_like(threshold)
         d = r - anchor
-        return torch.where(d.abs() > bound, anchor + (d - torch.copysign(bound, d)) / shrink, anchor)
+        moves = (d.abs() > bound) & (threshold < float("inf"))
+        return torch.where(moves, anchor + (d - torch.copysign(bound, d)) / shrink, anchor)
 
     threshold = staticmethod(per_step_threshold)
 
@@ -74,8 +76,8 @@ class GroupL1:
     """penalty = sum over groups of |threshold_g|_2 * |(w - anchor)_g|_2: a whole row or filter moves, or none of it.
 
     Groups run along ``dim``: with 0 a group is everything that feeds one output unit (a row of a Linear, a filter
-    of a convolution); in a vector each entry is its own group. With equal thresholds t the weight of a group of n
-    is t * sqrt(n), the usual choice.
+    of a convolution). In a vector, whatever ``dim``, each entry is its own group. With equal thresholds t the weight
+    of a group of n is t * sqrt(n), the usual choice.
     """
 
     dim: int = 0
@@ -83,14 +85,14 @@ class GroupL1:
     def __call__(self, r: Tensor, anchor: Tensor, threshold: Tensor | float) -> Tensor:
         threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device).expand_as(r)
         d = r - anchor
-        if r.dim() == 0:
+        if r.dim() < 2:
             size, bound = d.abs(), threshold
         else:
             if not -r.dim() <= self.dim < r.dim():
                 raise ValueError(f"GroupL1: dim is {self.dim}, but a parameter has shape {tuple(r.shape)}")
             rest = [i for i in range(r.dim()) if i != self.dim % r.dim()]
-            size = torch.linalg.vector_norm(d, dim=rest, keepdim=True) if rest else d.abs()
-            bound = torch.linalg.vector_norm(threshold, dim=rest, keepdim=True) if rest else threshold
+            size = torch.linalg.vector_norm(d, dim=rest, keepdim=True)
+            bound = torch.linalg.vector_norm(threshold, dim=rest, keepdim=True)
         held = size <= bound
         scale = 1 - torch.where(held, torch.ones_like(size), bound / torch.where(held, torch.ones_like(size), size))
         return torch.where(held, anchor, anchor + d * scale)
@@ -108,7 +110,8 @@ class Box:
 
     def __call__(self, r: Tensor, anchor: Tensor, threshold: Tensor | float) -> Tensor:
         threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device)
-        return torch.minimum(torch.maximum(r, anchor - threshold), anchor + threshold)
+        inside = torch.minimum(torch.maximum(r, anchor - threshold), anchor + threshold)
+        return torch.where((r == anchor) | (threshold == 0), anchor, inside)
 
     @staticmethod
     def threshold(gamma: float, strength: float, importance: Tensor) -> Tensor:
@@ -131,6 +134,6 @@ def resolve(prox: str | Prox) -> Prox:
     """A prox by name, or the caller's own callable as it is."""
     if callable(prox):
         return prox
-    if prox not in NAMED:
+    if not isinstance(prox, str) or prox not in NAMED:
         raise ValueError(f"prox={prox!r} is unknown; use one of {', '.join(map(repr, NAMED))} or a callable")
     return NAMED[prox]()

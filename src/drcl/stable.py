@@ -25,8 +25,10 @@ FLOOR = 1e-6  # added to a mean-one importance: weights the earlier tasks never 
 def choose(group: dict[str, Any], weights: list[Weight], rule: Rule, protected: int) -> float:
     """The strength for this step. `protected` counts the group's protected weights, those without gradient too."""
     steps = group.setdefault("stable_steps", 0)
+    active = sum(w.y.numel() for w in weights)
+    if not active or not rule.gamma:  # nothing can move, and nothing can be learned about the strength
+        return float(group["chosen_strength"] or 0.0)
     if steps < EARLY or steps % 5 == 0:
-        active = sum(w.y.numel() for w in weights)
         # Weights without a gradient do not move, so the others must make up the whole share of movers.
         share = 1 - (1 - group["stable"]) * protected / active
         observed = max(float(torch.quantile(_ratios(weights, rule, active), min(max(share, 0.0), 1.0))), 1e-12)
@@ -45,7 +47,7 @@ def _ratios(weights: list[Weight], rule: Rule, active: int) -> Tensor:
     for w in weights:
         n = w.y.numel()
         # Evenly spaced with a stride that is coprime to usual row lengths: a fixed sample without an index to store.
-        picks = max(1, min(n, round(SAMPLE * n / active)))
+        picks = min(n, max(1, round(SAMPLE * n / active)))
         at = (torch.arange(picks, device=w.y.device) * n // picks + 7919 * torch.arange(picks, device=w.y.device)) % n
         y, g, a, f = (_gather(t, at) for t in (w.y, w.g, w.anchor, w.importance))
         buffer = None if w.buffer is None else _gather(w.buffer, at)

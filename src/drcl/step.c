@@ -102,8 +102,9 @@ static run my_run(int64_t tensors, const int64_t *sizes) {
 
 /* All tensors of a group in one call. The arrays z (no reflection) and buf (no momentum) may be null. */
 #define ENTRY(NAME, INNER, T)                                                                                          \
-    void NAME(int64_t tensors, const int64_t *sizes, T **y, T **g, T **a, T **F, T **z, T **buf, const hyper *h) {     \
-        _Pragma("omp parallel") {                                                                                      \
+    void NAME(int32_t threads, int64_t tensors, const int64_t *sizes, T **y, T **g, T **a, T **F, T **z, T **buf,      \
+              const hyper *h) {                                                                                        \
+        _Pragma("omp parallel num_threads(threads)") {                                                                 \
             run mine = my_run(tensors, sizes);                                                                         \
             for (int64_t k = 0; k < tensors; k++) {                                                                    \
                 const int64_t chunks = chunks_of(sizes[k]);                                                            \
@@ -124,9 +125,9 @@ ENTRY(drcl_step_f64, step_f64, double)
 /* The first tensor that holds a NaN or an infinity, or -1. Runs before anything is written; four streams at once keep
  * more loads in flight than one. */
 #define FINITE(NAME, T, BITS, E)                                                                                       \
-    int64_t NAME(int64_t tensors, const int64_t *sizes, T **g) {                                                       \
+    int64_t NAME(int32_t threads, int64_t tensors, const int64_t *sizes, T **g) {                                      \
         int64_t worst = INT64_MAX;                                                                                     \
-        _Pragma("omp parallel reduction(min : worst)") {                                                               \
+        _Pragma("omp parallel num_threads(threads) reduction(min : worst)") {                                          \
             run mine = my_run(tensors, sizes);                                                                         \
             for (int64_t k = 0; k < tensors; k++) {                                                                    \
                 const int64_t chunks = chunks_of(sizes[k]);                                                            \
