@@ -80,7 +80,7 @@ class _FromSamples(Importance):
                 )
             for name, total in sums.items():
                 total /= count
-                if not torch.isfinite(total.max()):
+                if total.numel() and not torch.isfinite(total.max()):
                     raise FloatingPointError(
                         f"the gradient of parameter {name!r} is not finite on some samples (nan, inf or too "
                         "large to square); look for diverged training or bad values in the data first"
@@ -166,6 +166,12 @@ class MAS(_FromSamples):
             raise TypeError(
                 f"MAS needs a model that returns tensors, got {type(output).__name__}; pass forward="
             )
+        for leaf in leaves:
+            if leaf.ndim == 0 or len(leaf) != length:
+                raise ValueError(
+                    f"the model returned a tensor of shape {list(leaf.shape)} for {length} samples; MAS needs "
+                    "the samples along the first dimension"
+                )
         return [[2 * leaf.detach() for leaf in leaves]]
 
     def describe(self) -> dict[str, Any]:

@@ -49,11 +49,11 @@ def per_sample_moments(
         if length == 0:
             continue
         if plan is None:
-            plan = _Plan(model, batch, parameters, forward, power)
+            plan = _Plan(model, batch, parameters, forward, directions, power)
         step = plan.step(length)
         for start in range(0, length, step):
             part = batch if step == length else take(batch, slice(start, start + step))
-            plan.add(part, min(step, length - start), directions)
+            plan.add(part, min(step, length - start))
         count += length
     return ({} if plan is None else plan.totals), count
 
@@ -71,9 +71,11 @@ class _Plan:
         batch: Any,
         parameters: dict[str, nn.Parameter],
         forward: Forward,
+        directions: Directions,
         power: int,
     ) -> None:
         self.model, self.parameters, self.forward, self.power = model, parameters, forward, power
+        self.directions = directions
         self.onepass = OnePass(model, parameters)
         self.vectorised: dict[str, nn.Parameter] = {}
         self.looped: dict[str, nn.Parameter] = {}
@@ -100,10 +102,10 @@ class _Plan:
         light = 4 * self.activations * length <= sum(p.numel() for p in self.parameters.values())
         return length if light or length < 16 else (length + 1) // 2
 
-    def add(self, batch: Any, length: int, directions: Directions) -> None:
+    def add(self, batch: Any, length: int) -> None:
         with self.onepass.listening():
             output, target = self.forward(self.model, batch)
-            cotangents = directions(output, target, length)
+            cotangents = self.directions(output, target, length)
             others = self.looped
             try:
                 self.onepass.backward(output, cotangents, length, self.totals, self.power)
@@ -134,6 +136,8 @@ class _Plan:
         seen: dict[str, Any] = {}
 
         def look(output: Any) -> None:
+            if any(leaf.ndim == 0 or len(leaf) != 1 for leaf in tensors(output)):
+                raise ValueError("the samples have to lie along the first dimension of the model's output")
             generator = torch.Generator().manual_seed(0)
             probe[0] += [_random_pair(leaf, generator) for leaf in tensors(output)]
             seen["times"], seen["shapes"] = times_used(output, self.parameters), dict(shapes)
@@ -157,9 +161,9 @@ class _Plan:
         return probe, truth, seen["shapes"]
 
     def _explain(self, pair: Any, error: Exception) -> NoReturn:
-        """Raise what the model raises for a batch; if nothing, it is the single sample that it refuses."""
+        """Say what is wrong: with a batch or with what comes of it, or else with a single sample."""
         with torch.no_grad():
-            self.forward(self.model, pair)
+            output, target = self.forward(self.model, pair)
             try:
                 self.forward(self.model, take(pair, [0]))
             except Exception:
@@ -168,6 +172,7 @@ class _Plan:
                     "batch and no sample has a gradient of its own (batch normalisation without running "
                     f"statistics does this); it says: {error}"
                 ) from error
+        self.directions(output, target, 2)
         raise error
 
     def _try_onepass(self, pair: Any, probe: Cotangents, truth: Moments, shapes: Shapes) -> None:
