@@ -169,8 +169,8 @@ class MAS(_FromSamples):
         for leaf in leaves:
             if leaf.ndim == 0 or len(leaf) != length:
                 raise ValueError(
-                    f"the model returned a tensor of shape {list(leaf.shape)} for {length} samples; MAS needs "
-                    "the samples along the first dimension"
+                    f"the model returned a tensor of shape {list(leaf.shape)} for {length} samples; MAS "
+                    "needs the samples along the first dimension"
                 )
         return [[2 * leaf.detach() for leaf in leaves]]
 

@@ -17,7 +17,7 @@ from torch import nn
 from drcl.layergrads import Moments, add_power
 from drcl.onepass import OnePass, Shapes, Unsupported, shapes_of_outputs
 from drcl.routes import Cotangents, Forward, one_by_one, times_used, vectorised
-from drcl.sampling import batch_length, take, tensors
+from drcl.sampling import batch_length, map_tensors, take, tensors
 
 __all__ = ["Cotangents", "Forward", "accumulator", "per_sample_moments"]
 
@@ -44,17 +44,21 @@ def per_sample_moments(
     for p in model.parameters():
         p.requires_grad_(False)
     count, plan = 0, None
-    for batch in batches:
-        length = batch_length(batch)
-        if length == 0:
-            continue
-        if plan is None:
-            plan = _Plan(model, batch, parameters, forward, directions, power)
-        step = plan.step(length)
-        for start in range(0, length, step):
-            part = batch if step == length else take(batch, slice(start, start + step))
-            plan.add(part, min(step, length - start))
-        count += length
+    onepass = OnePass(model, parameters)
+    with onepass.tapped():
+        for batch in batches:
+            length = batch_length(batch)
+            if length == 0:
+                continue
+            if any(t.requires_grad for t in tensors(batch)):
+                batch = map_tensors(torch.Tensor.detach, batch)
+            if plan is None:
+                plan = _Plan(model, batch, parameters, forward, directions, power, onepass)
+            step = plan.step(length)
+            for start in range(0, length, step):
+                part = batch if step == length else take(batch, slice(start, start + step))
+                plan.add(part, min(step, length - start))
+            count += length
     return ({} if plan is None else plan.totals), count
 
 
@@ -73,10 +77,11 @@ class _Plan:
         forward: Forward,
         directions: Directions,
         power: int,
+        onepass: OnePass,
     ) -> None:
         self.model, self.parameters, self.forward, self.power = model, parameters, forward, power
         self.directions = directions
-        self.onepass = OnePass(model, parameters)
+        self.onepass = onepass
         self.vectorised: dict[str, nn.Parameter] = {}
         self.looped: dict[str, nn.Parameter] = {}
         pair = take(batch, [0, min(1, batch_length(batch) - 1)])
