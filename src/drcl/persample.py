@@ -131,11 +131,13 @@ class _Plan:
         return {name: p for name, p in self.parameters.items() if name in wanted}
 
     def _definition(self, pair: Any) -> tuple[Cotangents, Moments, Shapes]:
-        """Random cotangents, what the definition gives for them, and the layers' shapes for one sample.
+        """A random cotangent, what the definition gives for it, and the layers' shapes for one sample.
 
-        Random, because those of a well trained model can be too small to tell right from wrong. Of the
-        moments only sums over the first dimension are kept, enough to recognise them by.
+        Random, because that of a well trained model can be too small to tell right from wrong, and zero for
+        the second sample, which is there to be kept apart from the first: one sample alone tells the truth.
+        Of the moments only sums over rows are kept, enough to recognise them by.
         """
+        first = take(pair, slice(0, 1))
         probe: Cotangents = [[]]
         truth: Moments = {}
         seen: dict[str, Any] = {}
@@ -150,14 +152,13 @@ class _Plan:
 
         def receive(name: str, gradient: torch.Tensor) -> None:
             wide = gradient.to(accumulator(gradient))
-            powers = wide.abs() ** self.power if wide.ndim < 2 else None
             # The norm sums without a second array as large as the gradient.
-            mark = torch.linalg.vector_norm(wide, self.power, 0) ** self.power if powers is None else powers
-            truth[name] = truth[name] + mark if name in truth else mark
+            norms = torch.linalg.vector_norm(wide.flatten(1), self.power, 1) if wide.ndim > 1 else wide.abs()
+            truth[name] = norms**self.power
 
         try:
             with shapes_of_outputs(self.onepass.rules) as shapes:
-                one_by_one(self.model, pair, self.parameters, self.forward, probe, receive, look)
+                one_by_one(self.model, first, self.parameters, self.forward, probe, receive, look)
         except Exception as error:
             self._explain(pair, error)
         calls = Counter(name for module, _ in seen["shapes"] for name in self.onepass.owned[module].values())
@@ -238,12 +239,12 @@ def _differ(right: torch.Tensor, found: torch.Tensor, computed_in: torch.dtype |
 
 
 def _mark(moments: torch.Tensor) -> torch.Tensor:
-    return moments.sum(0) if moments.ndim > 1 else moments.clone()
+    return moments.flatten(1).sum(1) if moments.ndim > 1 else moments
 
 
 def _random_pair(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """For an output of one sample, a random cotangent of two."""
-    shape = (2, *leaf.shape[1:])
-    if not leaf.is_floating_point():
-        return torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
-    return torch.randn(shape, generator=generator).to(leaf)
+    """For an output of one sample, a cotangent of two: random and zero."""
+    pair = torch.zeros((2, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device)
+    if leaf.is_floating_point():
+        pair[0] = torch.randn(leaf.shape[1:], generator=generator).to(leaf)
+    return pair

@@ -42,12 +42,8 @@ def undisturbed(model: nn.Module, seed: int | None = None) -> Iterator[None]:
         for p, _, _ in parameters:
             p.grad = None
         torch.backends.mha.set_fastpath_enabled(False)
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast(device, enabled=False),
-            _eager(),
-        ):
+        exact = torch.autocast(device, enabled=False)
+        with torch.inference_mode(False), torch.enable_grad(), exact, _eager():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
