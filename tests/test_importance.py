@@ -105,6 +105,27 @@ def test_sampled_labels_do_not_depend_on_the_batch_size():
         assert_same(Fisher(batch_size=size).estimate(model, [(x, y)], named(model)), once)
 
 
+def test_batches_are_merged_or_halved_by_what_their_activations_weigh():
+    """Two samples are tried first, one of them alone; then the work is done in passes of the sizes given."""
+    sizes = []
+
+    def forward(model, batch):
+        sizes.append(len(batch[0]))
+        return model(batch[0]), None
+
+    light, x = mlp(4, 6, 3), torch.randn(40, 4)
+    loader = data.DataLoader(data.TensorDataset(x), batch_size=10)
+    MAS().estimate(light, loader, named(light), forward)
+    assert sizes == [1, 2, 20, 20]
+    sizes.clear()
+    MAS(batch_size=10).estimate(light, loader, named(light), forward)
+    assert sizes == [1, 2, 10, 10, 10, 10]
+    sizes.clear()
+    heavy = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    MAS().estimate(heavy, [(torch.randn(20, 1, 100, 100),)], named(heavy), forward)
+    assert sizes == [1, 2, 10, 10]
+
+
 def test_it_is_not_the_square_of_the_mean_gradient():
     model, (x, y) = softmax_regression(), labelled(64)
     found = Fisher(labels="empirical").estimate(model, [(x, y)], named(model))["0.weight"]

@@ -72,6 +72,7 @@ class _FromSamples(Importance):
                 hook,
                 lambda output, target, length: self._directions(output, target, length, rng),
                 self.power,
+                merge=self.batch_size is None,
             )
             if count == 0:
                 raise ValueError(

@@ -192,8 +192,7 @@ class OnePass:
         else:
             x, d = self._samples_first(use, d)
             own = {own: self._totals[name] for own, name in self.owned[use.module].items()}
-            with torch.no_grad():
-                self.rules[use.module].add_moments(use.module, x, d, own, self._power)
+            self.rules[use.module].add_moments(use.module, x, d, own, self._power)
             if self._last:
                 use.x = None
 

@@ -6,6 +6,7 @@ there: one batched pass with a rule a layer (`drcl.onepass`), `torch.func`, and 
 (`drcl.routes`). Which parameter takes which is not assumed but tried, on two samples, before the work begins.
 """
 
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from torch import nn
 from drcl.layergrads import Moments, add_power
 from drcl.onepass import OnePass, Shapes, Unsupported, shapes_of_outputs
 from drcl.routes import Cotangents, Forward, one_by_one, times_used, vectorised
-from drcl.sampling import batch_length, map_tensors, take, tensors
+from drcl.sampling import batch_length, map_tensors, regroup, take, tensors
 
 __all__ = ["Cotangents", "Forward", "accumulator", "per_sample_moments"]
 
@@ -25,6 +26,9 @@ Directions = Callable[[Any, Any, int], Cotangents]
 
 # Two routes round differently, and a rounding may switch a ReLU; a wrong route is wrong by far more.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.03}
+
+# Activations of fewer elements than this (4 MB) are light; batches are merged up to that many samples.
+_LIGHT, _MERGED = 2**20, 128
 
 
 def per_sample_moments(
@@ -34,32 +38,36 @@ def per_sample_moments(
     forward: Forward,
     directions: Directions,
     power: int,
+    merge: bool = True,
 ) -> tuple[Moments, int]:
     """Sum of |per-sample gradient|^power over all samples of `batches` and all directions, and their number.
 
     `directions(output, target, length)` gives a list of cotangents of the output, each with one tensor for
     every tensor of the output. The model is taken in the mode it is in; call this inside `undisturbed`, since
-    it switches `requires_grad` off. Sums are float32, float64 for float64 parameters.
+    it switches `requires_grad` off. Small batches are put together if `merge` allows it. Sums are float32,
+    float64 for float64 parameters.
     """
     for p in model.parameters():
         p.requires_grad_(False)
-    count, plan = 0, None
-    onepass = OnePass(model, parameters)
+    filled = (_detached(batch) for batch in batches if batch_length(batch))
+    first = next(filled, None)
+    if first is None:
+        return {}, 0
+    count, onepass = 0, OnePass(model, parameters)
     with onepass.tapped():
-        for batch in batches:
+        plan = _Plan(model, first, parameters, forward, directions, power, onepass)
+        rows = plan.rows(batch_length(first), merge)
+        for batch in regroup(itertools.chain([first], filled), rows):
             length = batch_length(batch)
-            if length == 0:
-                continue
-            if any(t.requires_grad for t in tensors(batch)):
-                batch = map_tensors(torch.Tensor.detach, batch)
-            if plan is None:
-                plan = _Plan(model, batch, parameters, forward, directions, power, onepass)
-            step = plan.step(length)
-            for start in range(0, length, step):
-                part = batch if step == length else take(batch, slice(start, start + step))
-                plan.add(part, min(step, length - start))
+            plan.add(batch, length)
             count += length
-    return ({} if plan is None else plan.totals), count
+    return plan.totals, count
+
+
+def _detached(batch: Any) -> Any:
+    if any(t.requires_grad for t in tensors(batch)):
+        return map_tensors(torch.Tensor.detach, batch)
+    return batch
 
 
 def accumulator(parameter: torch.Tensor) -> torch.dtype:
@@ -99,13 +107,20 @@ class _Plan:
         for total in self.totals.values():
             total.zero_()
 
-    def step(self, length: int) -> int:
-        """Samples at once. The sums lie beside the activations all the time, where an ordinary pass gets its
-        gradients only as its activations go: where activations weigh, half a batch needs no more memory."""
+    def rows(self, length: int, merge: bool) -> int:
+        """How many samples to take at once, when the data come by `length`.
+
+        The sums lie beside the activations all the time, where an ordinary pass gets its gradients only as
+        its activations go: where activations weigh, half a batch needs no more memory. Where they weigh next
+        to nothing the time goes into the number of batches, and two are put together.
+        """
         if self.looped is self.parameters:
             return 1
-        light = 4 * self.activations * length <= sum(p.numel() for p in self.parameters.values())
-        return length if light or length < 16 else (length + 1) // 2
+        if self.activations * length > _LIGHT:
+            return (length + 1) // 2 if length >= 16 else length
+        if not merge or self.vectorised or self.looped:
+            return length
+        return max(length, min(2 * length, _MERGED))
 
     def add(self, batch: Any, length: int) -> None:
         with self.onepass.listening():

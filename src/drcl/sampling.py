@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils import data
 
-__all__ = ["batch_length", "draw", "join", "map_tensors", "take", "tensors"]
+__all__ = ["batch_length", "draw", "join", "map_tensors", "regroup", "take", "tensors"]
 
 # Larger batches stopped paying in speed and cost memory; a loader's own smaller batch is respected.
 LARGEST_BATCH = 128
@@ -131,7 +131,7 @@ def _draw_streamed(
             held = samples
     if held > samples:
         kept, _ = _smallest(kept, samples)
-    yield from _regroup([rows for _, rows in kept], batch_size or min(largest, LARGEST_BATCH))
+    yield from regroup([rows for _, rows in kept], batch_size or min(largest, LARGEST_BATCH))
 
 
 def _smallest(kept: list[tuple[np.ndarray, Any]], samples: int) -> tuple[list[tuple[np.ndarray, Any]], float]:
@@ -147,7 +147,7 @@ def _smallest(kept: list[tuple[np.ndarray, Any]], samples: int) -> tuple[list[tu
     return fewer, float(limit)
 
 
-def _regroup(pieces: list[Any], batch_size: int) -> Iterator[Any]:
+def regroup(pieces: Iterable[Any], batch_size: int) -> Iterator[Any]:
     """Batches of `batch_size` out of pieces of any length; pieces of different shapes are never mixed."""
     waiting: dict[Any, list[Any]] = {}
     for piece in pieces:
