@@ -33,13 +33,14 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def plain_pass(model: nn.Module, batches: Batches) -> None:
-    """What training would do with these samples, without the optimizer."""
+def plain_pass(model: nn.Module, batches: Batches, together: bool = False) -> None:
+    """What training does with these samples, without the optimizer: each batch's gradient, or the sum."""
     model.eval()
+    model.zero_grad()
     for x, y in batches:
-        for p in model.parameters():
-            p.grad = None
         F.cross_entropy(model(x), y).backward()
+        if not together:
+            model.zero_grad()
 
 
 def estimate(model: nn.Module, batches: Batches, samples: int) -> None:
@@ -127,6 +128,7 @@ def main() -> None:
         batches = list(zip(x.split(options.batch), y.split(options.batch)))
         work: dict[str, Callable[[], None]] = {
             "plain pass": lambda m=model, b=batches: plain_pass(m, b),
+            "plain summed": lambda m=model, b=batches: plain_pass(m, b, together=True),
             "drcl.Fisher": lambda m=model, b=batches: estimate(m, b, options.samples),
         }
         if options.peers:
@@ -148,6 +150,7 @@ def main() -> None:
         few = batches[: max(2, 256 // options.batch)]
         memory = {
             "plain pass": peak_bytes(lambda m=model, b=few: plain_pass(m, b)),  # type: ignore[misc]
+            "plain summed": peak_bytes(lambda m=model, b=few: plain_pass(m, b, True)),  # type: ignore[misc]
             "drcl.Fisher": peak_bytes(lambda m=model, b=few: estimate(m, b, options.samples)),  # type: ignore[misc]
         }
         for key, found in times.items():

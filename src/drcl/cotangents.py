@@ -42,9 +42,10 @@ def probabilities(output: Any, length: int) -> torch.Tensor:
 def sampled_direction(output: Any, length: int, rng: np.random.Generator) -> Cotangents:
     """Labels drawn from the softmax by inverting its distribution function: one uniform number a sample."""
     p = probabilities(output, length)
-    uniform = torch.from_numpy(rng.random(length)).to(p.device)
-    below = p.double().cumsum(1) <= uniform[:, None]
-    return [[_minus_one_hot(p, below.sum(1).clamp_(max=p.shape[1] - 1))]]
+    uniform = torch.from_numpy(rng.random((length, 1))).to(p.device)
+    below = p.cumsum(1, dtype=torch.float64) <= uniform
+    label = below.sum(1, keepdim=True).clamp_(max=p.shape[1] - 1)
+    return [[p.scatter_(1, label, -1.0, reduce="add")]]
 
 
 def one_hot_direction(output: Any, target: Any, length: int) -> Cotangents:
@@ -64,11 +65,7 @@ def one_hot_direction(output: Any, target: Any, length: int) -> Cotangents:
             f"label {int(target[outside][0])} is out of range: the model has {p.shape[1]} classes, "
             f"0 to {p.shape[1] - 1}"
         )
-    return [[_minus_one_hot(p, target.long())]]
-
-
-def _minus_one_hot(p: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    return p.scatter_add(1, label[:, None], -torch.ones_like(p[:, :1]))
+    return [[p.scatter_(1, target.long()[:, None], -1.0, reduce="add")]]
 
 
 def exact_directions(output: Any, length: int) -> Cotangents:

@@ -72,6 +72,7 @@ class _FromSamples(Importance):
                 hook,
                 lambda output, target, length: self._directions(output, target, length, rng),
                 self.power,
+                merge=self.batch_size is None,
             )
             if count == 0:
                 raise ValueError(
@@ -80,7 +81,7 @@ class _FromSamples(Importance):
                 )
             for name, total in sums.items():
                 total /= count
-                if not torch.isfinite(total.max()):
+                if total.numel() and not torch.isfinite(total.max()):
                     raise FloatingPointError(
                         f"the gradient of parameter {name!r} is not finite on some samples (nan, inf or too "
                         "large to square); look for diverged training or bad values in the data first"
@@ -118,7 +119,9 @@ class Fisher(_FromSamples):
     def __post_init__(self) -> None:
         self._check()
         if self.labels not in get_args(Labels):
-            raise ValueError(f"Fisher(labels={self.labels!r}): labels must be one of {', '.join(get_args(Labels))}")
+            raise ValueError(
+                f"Fisher(labels={self.labels!r}): labels must be one of {', '.join(get_args(Labels))}"
+            )
         if self.loss is not None and self.labels != "empirical":
             raise ValueError(
                 f"Fisher(labels={self.labels!r}, loss=...): these labels come from a softmax over classes, "
@@ -161,7 +164,15 @@ class MAS(_FromSamples):
     def _directions(self, output: Any, target: Any, length: int, rng: np.random.Generator) -> Cotangents:
         leaves = tensors(output)
         if not leaves:
-            raise TypeError(f"MAS needs a model that returns tensors, got {type(output).__name__}; pass forward=")
+            raise TypeError(
+                f"MAS needs a model that returns tensors, got {type(output).__name__}; pass forward="
+            )
+        for leaf in leaves:
+            if leaf.ndim == 0 or len(leaf) != length:
+                raise ValueError(
+                    f"the model returned a tensor of shape {list(leaf.shape)} for {length} samples; MAS "
+                    "needs the samples along the first dimension"
+                )
         return [[2 * leaf.detach() for leaf in leaves]]
 
     def describe(self) -> dict[str, Any]:
@@ -210,4 +221,6 @@ def _check_parameters(model: nn.Module, parameters: dict[str, nn.Parameter]) -> 
     own = {id(p) for p in model.parameters()}
     for name, p in parameters.items():
         if id(p) not in own:
-            raise ValueError(f"parameter {name!r} does not belong to the model; pass the model it was taken from")
+            raise ValueError(
+                f"parameter {name!r} does not belong to the model; pass the model it was taken from"
+            )

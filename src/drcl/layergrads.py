@@ -81,10 +81,9 @@ class _Linear(Rule):
             super().add_moments(module, x, d, totals, power)
             return
         # One position a sample: |d a^T|^power = |d|^power (|a|^power)^T, summed over samples by one product.
-        wide = next(iter(totals.values())).dtype
-        x, d = (_power(t.flatten(0, -2).to(wide), power) for t in (x, d))
+        d = _power(d.flatten(0, -2), power)
         if "weight" in totals:
-            totals["weight"].addmm_(d.t(), x)
+            totals["weight"].addmm_(d.t(), _power(x.flatten(0, -2), power))
         if "bias" in totals:
             totals["bias"].add_(d.sum(0))
 
@@ -150,8 +149,7 @@ class _Embedding(Rule):
         self, module: nn.Embedding, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int
     ) -> None:
         keys, rows = self._rows(module, x, d)
-        rows = _power(rows.to(totals["weight"].dtype), power)
-        totals["weight"].index_add_(0, keys % module.num_embeddings, rows)
+        totals["weight"].index_add_(0, keys % module.num_embeddings, _power(rows, power))
 
     @staticmethod
     def _rows(module: nn.Embedding, x: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

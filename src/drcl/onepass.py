@@ -9,6 +9,7 @@ weights' gradients is spent on their moments instead.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,29 +33,28 @@ class Unsupported(Exception):
 class _Use:
     """One call of one layer."""
 
-    def __init__(self, owner: "OnePass", module: nn.Module, call: int, x: torch.Tensor) -> None:
-        self.owner, self.module, self.call = owner, module, call
+    def __init__(self, module: nn.Module, call: int, x: torch.Tensor, shape: torch.Size) -> None:
+        self.module, self.call, self.shape = module, call, shape
         self.x: torch.Tensor | None = x
-        self.shape: torch.Size = x.shape
         self.d: torch.Tensor | None = None
 
 
 class _Tap(torch.autograd.Function):
-    """The identity, which shows the derivative passing through it to a `_Use`.
+    """The identity, where the graph begins: at the first tapped layer, as no weight asks for a gradient.
 
-    The second argument is what makes a graph start at the first tapped layer, whose input needs no gradient.
+    The second argument is the graph's leaf; the derivative that passes is shown to `arrived`.
     """
 
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, start: torch.Tensor, use: _Use) -> torch.Tensor:
-        ctx.use = use
+    def forward(ctx: Any, output: torch.Tensor, start: torch.Tensor, arrived: Any) -> torch.Tensor:
+        ctx.arrived = arrived
         # The same memory without being a view: the next layer may change it in place, which a view forbids.
         return output.data
 
     @staticmethod
-    def backward(ctx: Any, d: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
-        ctx.use.owner._arrived(ctx.use, d)
-        return d if ctx.needs_input_grad[0] else None, None, None
+    def backward(ctx: Any, d: torch.Tensor) -> tuple[None, None, None]:
+        ctx.arrived(d)
+        return None, None, None
 
 
 class OnePass:
@@ -70,6 +70,9 @@ class OnePass:
             held = {own: wanted[id(p)] for own, p in module._parameters.items() if id(p) in wanted}
             if rule is not None and held and set(held) <= {"weight", "bias"}:
                 self.rules[module], self.owned[module] = rule, held
+        first = next(model.parameters())
+        self._start = torch.zeros((), dtype=first.dtype, device=first.device, requires_grad=True)
+        self._listening = False
         self._uses: list[_Use] = []
         self._layout: Layout = {}
         self._totals: Moments = {}
@@ -88,31 +91,44 @@ class OnePass:
                 del self.owned[module], self.rules[module]
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Between the start of a forward pass and the end of its backward passes."""
+    def tapped(self) -> Iterator[None]:
+        """With the taps in place; they stay quiet except while `listening`."""
         handles = [
             # First of all hooks: another's may replace the output, and the rule speaks of the layer's own.
             module.register_forward_hook(self._called, with_kwargs=True, prepend=True)
             for module in self.rules
         ]
-        first = next(self.model.parameters())
-        self._start = torch.zeros((), dtype=first.dtype, device=first.device, requires_grad=True)
-        self._calls: Counter[nn.Module] = Counter()
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Between the start of a forward pass and the end of its backward passes."""
+        self._calls: Counter[nn.Module] = Counter()
+        self._listening = True
+        try:
+            yield
+        finally:
+            self._listening = False
             self._uses = []
 
-    def _called(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> torch.Tensor:
-        x = args[0] if args else kwargs.get("input")
+    def _called(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> torch.Tensor | None:
+        if not self._listening or module not in self.rules:
+            return None
+        x = args[0] if args else kwargs["input"]
         call = self._calls[module]
         self._calls[module] += 1
-        use = _Use(self, module, call, x.detach())
-        use.shape = output.shape
+        use = _Use(module, call, x.detach(), output.shape)
         self._uses.append(use)
-        return _Tap.apply(output, self._start, use)
+        arrived = partial(self._arrived, use)
+        if not output.requires_grad:
+            return _Tap.apply(output, self._start, arrived)
+        # A hook set now sees the derivative of what the layer returned, even if it is changed in place later.
+        output.register_hook(arrived)
+        return None
 
     def layout(self, length: int, single: Shapes) -> None:
         """Learn where the samples lie: the one dimension that grew when `length` samples came, not one."""
@@ -176,8 +192,7 @@ class OnePass:
         else:
             x, d = self._samples_first(use, d)
             own = {own: self._totals[name] for own, name in self.owned[use.module].items()}
-            with torch.no_grad():
-                self.rules[use.module].add_moments(use.module, x, d, own, self._power)
+            self.rules[use.module].add_moments(use.module, x, d, own, self._power)
             if self._last:
                 use.x = None
 
@@ -212,6 +227,8 @@ class OnePass:
         if d.dtype in (torch.float16, torch.bfloat16):
             # Half precision is what the model computes in, but squares of gradients need the wider range.
             d, x = d.float(), x.float() if x.is_floating_point() else x
+        if axis == 0 and rows == 1:
+            return x.unsqueeze(1), d.unsqueeze(1)
         split = (self._length, rows)
         return x.movedim(axis, 0).unflatten(0, split), d.movedim(axis, 0).unflatten(0, split)
 

@@ -6,6 +6,7 @@ there: one batched pass with a rule a layer (`drcl.onepass`), `torch.func`, and 
 (`drcl.routes`). Which parameter takes which is not assumed but tried, on two samples, before the work begins.
 """
 
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from torch import nn
 from drcl.layergrads import Moments, add_power
 from drcl.onepass import OnePass, Shapes, Unsupported, shapes_of_outputs
 from drcl.routes import Cotangents, Forward, one_by_one, times_used, vectorised
-from drcl.sampling import batch_length, take, tensors
+from drcl.sampling import batch_length, map_tensors, regroup, take, tensors
 
 __all__ = ["Cotangents", "Forward", "accumulator", "per_sample_moments"]
 
@@ -25,6 +26,9 @@ Directions = Callable[[Any, Any, int], Cotangents]
 
 # Two routes round differently, and a rounding may switch a ReLU; a wrong route is wrong by far more.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.03}
+
+# Activations of fewer elements than this (4 MB) are light; batches are merged up to that many samples.
+_LIGHT, _MERGED = 2**20, 128
 
 
 def per_sample_moments(
@@ -34,28 +38,36 @@ def per_sample_moments(
     forward: Forward,
     directions: Directions,
     power: int,
+    merge: bool = True,
 ) -> tuple[Moments, int]:
     """Sum of |per-sample gradient|^power over all samples of `batches` and all directions, and their number.
 
     `directions(output, target, length)` gives a list of cotangents of the output, each with one tensor for
     every tensor of the output. The model is taken in the mode it is in; call this inside `undisturbed`, since
-    it switches `requires_grad` off. Sums are float32, float64 for float64 parameters.
+    it switches `requires_grad` off. Small batches are put together if `merge` allows it. Sums are float32,
+    float64 for float64 parameters.
     """
     for p in model.parameters():
         p.requires_grad_(False)
-    count, plan = 0, None
-    for batch in batches:
-        length = batch_length(batch)
-        if length == 0:
-            continue
-        if plan is None:
-            plan = _Plan(model, batch, parameters, forward, power)
-        step = plan.step(length)
-        for start in range(0, length, step):
-            part = batch if step == length else take(batch, slice(start, start + step))
-            plan.add(part, min(step, length - start), directions)
-        count += length
-    return ({} if plan is None else plan.totals), count
+    filled = (_detached(batch) for batch in batches if batch_length(batch))
+    first = next(filled, None)
+    if first is None:
+        return {}, 0
+    count, onepass = 0, OnePass(model, parameters)
+    with onepass.tapped():
+        plan = _Plan(model, first, parameters, forward, directions, power, onepass)
+        rows = plan.rows(batch_length(first), merge)
+        for batch in regroup(itertools.chain([first], filled), rows):
+            length = batch_length(batch)
+            plan.add(batch, length)
+            count += length
+    return plan.totals, count
+
+
+def _detached(batch: Any) -> Any:
+    if any(t.requires_grad for t in tensors(batch)):
+        return map_tensors(torch.Tensor.detach, batch)
+    return batch
 
 
 def accumulator(parameter: torch.Tensor) -> torch.dtype:
@@ -71,10 +83,13 @@ class _Plan:
         batch: Any,
         parameters: dict[str, nn.Parameter],
         forward: Forward,
+        directions: Directions,
         power: int,
+        onepass: OnePass,
     ) -> None:
         self.model, self.parameters, self.forward, self.power = model, parameters, forward, power
-        self.onepass = OnePass(model, parameters)
+        self.directions = directions
+        self.onepass = onepass
         self.vectorised: dict[str, nn.Parameter] = {}
         self.looped: dict[str, nn.Parameter] = {}
         pair = take(batch, [0, min(1, batch_length(batch) - 1)])
@@ -92,18 +107,25 @@ class _Plan:
         for total in self.totals.values():
             total.zero_()
 
-    def step(self, length: int) -> int:
-        """Samples at once. The sums lie beside the activations all the time, where an ordinary pass gets its
-        gradients only as its activations go: where activations weigh, half a batch needs no more memory."""
+    def rows(self, length: int, merge: bool) -> int:
+        """How many samples to take at once, when the data come by `length`.
+
+        The sums lie beside the activations all the time, where an ordinary pass gets its gradients only as
+        its activations go: where activations weigh, half a batch needs no more memory. Where they weigh next
+        to nothing the time goes into the number of batches, and two are put together.
+        """
         if self.looped is self.parameters:
             return 1
-        light = 4 * self.activations * length <= sum(p.numel() for p in self.parameters.values())
-        return length if light or length < 16 else (length + 1) // 2
+        if self.activations * length > _LIGHT:
+            return (length + 1) // 2 if length >= 16 else length
+        if not merge or self.vectorised or self.looped:
+            return length
+        return max(length, min(2 * length, _MERGED))
 
-    def add(self, batch: Any, length: int, directions: Directions) -> None:
+    def add(self, batch: Any, length: int) -> None:
         with self.onepass.listening():
             output, target = self.forward(self.model, batch)
-            cotangents = directions(output, target, length)
+            cotangents = self.directions(output, target, length)
             others = self.looped
             try:
                 self.onepass.backward(output, cotangents, length, self.totals, self.power)
@@ -124,16 +146,20 @@ class _Plan:
         return {name: p for name, p in self.parameters.items() if name in wanted}
 
     def _definition(self, pair: Any) -> tuple[Cotangents, Moments, Shapes]:
-        """Random cotangents, what the definition gives for them, and the layers' shapes for one sample.
+        """A random cotangent, what the definition gives for it, and the layers' shapes for one sample.
 
-        Random, because those of a well trained model can be too small to tell right from wrong. Of the
-        moments only sums over the first dimension are kept, enough to recognise them by.
+        Random, because that of a well trained model can be too small to tell right from wrong, and zero for
+        the second sample, which is there to be kept apart from the first: one sample alone tells the truth.
+        Of the moments only sums over rows are kept, enough to recognise them by.
         """
+        first = take(pair, slice(0, 1))
         probe: Cotangents = [[]]
         truth: Moments = {}
         seen: dict[str, Any] = {}
 
         def look(output: Any) -> None:
+            if any(leaf.ndim == 0 or len(leaf) != 1 for leaf in tensors(output)):
+                raise ValueError("the samples have to lie along the first dimension of the model's output")
             generator = torch.Generator().manual_seed(0)
             probe[0] += [_random_pair(leaf, generator) for leaf in tensors(output)]
             seen["times"], seen["shapes"] = times_used(output, self.parameters), dict(shapes)
@@ -141,14 +167,13 @@ class _Plan:
 
         def receive(name: str, gradient: torch.Tensor) -> None:
             wide = gradient.to(accumulator(gradient))
-            powers = wide.abs() ** self.power if wide.ndim < 2 else None
             # The norm sums without a second array as large as the gradient.
-            mark = torch.linalg.vector_norm(wide, self.power, 0) ** self.power if powers is None else powers
-            truth[name] = truth[name] + mark if name in truth else mark
+            norms = torch.linalg.vector_norm(wide.flatten(1), self.power, 1) if wide.ndim > 1 else wide.abs()
+            truth[name] = norms**self.power
 
         try:
             with shapes_of_outputs(self.onepass.rules) as shapes:
-                one_by_one(self.model, pair, self.parameters, self.forward, probe, receive, look)
+                one_by_one(self.model, first, self.parameters, self.forward, probe, receive, look)
         except Exception as error:
             self._explain(pair, error)
         calls = Counter(name for module, _ in seen["shapes"] for name in self.onepass.owned[module].values())
@@ -157,9 +182,9 @@ class _Plan:
         return probe, truth, seen["shapes"]
 
     def _explain(self, pair: Any, error: Exception) -> NoReturn:
-        """Raise what the model raises for a batch; if nothing, it is the single sample that it refuses."""
+        """Say what is wrong: with a batch or with what comes of it, or else with a single sample."""
         with torch.no_grad():
-            self.forward(self.model, pair)
+            output, target = self.forward(self.model, pair)
             try:
                 self.forward(self.model, take(pair, [0]))
             except Exception:
@@ -168,6 +193,7 @@ class _Plan:
                     "batch and no sample has a gradient of its own (batch normalisation without running "
                     f"statistics does this); it says: {error}"
                 ) from error
+        self.directions(output, target, 2)
         raise error
 
     def _try_onepass(self, pair: Any, probe: Cotangents, truth: Moments, shapes: Shapes) -> None:
@@ -228,12 +254,12 @@ def _differ(right: torch.Tensor, found: torch.Tensor, computed_in: torch.dtype |
 
 
 def _mark(moments: torch.Tensor) -> torch.Tensor:
-    return moments.sum(0) if moments.ndim > 1 else moments.clone()
+    return moments.flatten(1).sum(1) if moments.ndim > 1 else moments
 
 
 def _random_pair(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """For an output of one sample, a random cotangent of two."""
-    shape = (2, *leaf.shape[1:])
-    if not leaf.is_floating_point():
-        return torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
-    return torch.randn(shape, generator=generator).to(leaf)
+    """For an output of one sample, a cotangent of two: random and zero."""
+    pair = torch.zeros((2, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device)
+    if leaf.is_floating_point():
+        pair[0] = torch.randn(leaf.shape[1:], generator=generator).to(leaf)
+    return pair

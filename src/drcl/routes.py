@@ -56,6 +56,8 @@ def one_by_one(
                 for name, gradient in zip(parameters, found):
                     if gradient is not None:
                         receive(name, gradient.to_dense() if gradient.is_sparse else gradient)
+                # Let go before the next sample's come, or there would be two sets at a time.
+                del found, gradient
     finally:
         for p, requires_grad in zip(wanted, before):
             p.requires_grad_(requires_grad)

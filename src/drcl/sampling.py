@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils import data
 
-__all__ = ["batch_length", "draw", "join", "map_tensors", "take", "tensors"]
+__all__ = ["batch_length", "draw", "join", "map_tensors", "regroup", "take", "tensors"]
 
 # Larger batches stopped paying in speed and cost memory; a loader's own smaller batch is respected.
 LARGEST_BATCH = 128
@@ -29,7 +29,7 @@ def draw(batches: Any, samples: int, seed: int = 0, batch_size: int | None = Non
     """
     rng = np.random.default_rng(seed)
     if isinstance(batches, data.DataLoader):
-        with _own_generator_kept(batches):
+        with _own_generators_kept(batches):
             indices = _indices(batches)
             if indices is not None:
                 yield from _draw_indexed(batches, indices, samples, rng, batch_size)
@@ -50,14 +50,16 @@ def draw(batches: Any, samples: int, seed: int = 0, batch_size: int | None = Non
 
 
 @contextmanager
-def _own_generator_kept(loader: data.DataLoader) -> Iterator[None]:
+def _own_generators_kept(loader: data.DataLoader) -> Iterator[None]:
     """Drawing must not change the order in which the caller's next epoch comes."""
-    state = None if loader.generator is None else loader.generator.get_state()
+    owners = (loader, loader.sampler, loader.batch_sampler)
+    found = [getattr(owner, "generator", None) for owner in owners]
+    states = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
     try:
         yield
     finally:
-        if state is not None:
-            loader.generator.set_state(state)
+        for generator, state in states:
+            generator.set_state(state)
 
 
 def _indices(loader: data.DataLoader) -> Sequence[int] | None:
@@ -100,6 +102,7 @@ def _draw_indexed(
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator().manual_seed(int(rng.integers(2**31))),
     )
 
 
@@ -128,7 +131,7 @@ def _draw_streamed(
             held = samples
     if held > samples:
         kept, _ = _smallest(kept, samples)
-    yield from _regroup([rows for _, rows in kept], batch_size or min(largest, LARGEST_BATCH))
+    yield from regroup([rows for _, rows in kept], batch_size or min(largest, LARGEST_BATCH))
 
 
 def _smallest(kept: list[tuple[np.ndarray, Any]], samples: int) -> tuple[list[tuple[np.ndarray, Any]], float]:
@@ -144,7 +147,7 @@ def _smallest(kept: list[tuple[np.ndarray, Any]], samples: int) -> tuple[list[tu
     return fewer, float(limit)
 
 
-def _regroup(pieces: list[Any], batch_size: int) -> Iterator[Any]:
+def regroup(pieces: Iterable[Any], batch_size: int) -> Iterator[Any]:
     """Batches of `batch_size` out of pieces of any length; pieces of different shapes are never mixed."""
     waiting: dict[Any, list[Any]] = {}
     for piece in pieces:

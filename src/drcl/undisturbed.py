@@ -5,8 +5,9 @@ buffers and random generators inside this context is undone when it ends, also w
 """
 
 import random
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,6 @@ def undisturbed(model: nn.Module, seed: int | None = None) -> Iterator[None]:
     ]
     generators = _generator_states()
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    stance = getattr(torch.compiler, "set_stance", None)
-    eager = stance("force_eager") if stance is not None else _nothing()
     device = next((p.device.type for p, _, _ in parameters), "cpu")
     try:
         if seed is not None:
@@ -43,7 +42,8 @@ def undisturbed(model: nn.Module, seed: int | None = None) -> Iterator[None]:
         for p, _, _ in parameters:
             p.grad = None
         torch.backends.mha.set_fastpath_enabled(False)
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False), eager:
+        exact = torch.autocast(device, enabled=False)
+        with torch.inference_mode(False), torch.enable_grad(), exact, _eager():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
@@ -62,9 +62,12 @@ def undisturbed(model: nn.Module, seed: int | None = None) -> Iterator[None]:
         _restore_generators(generators)
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+def _eager() -> AbstractContextManager[Any]:
+    """Run compiled code as it was written; a compiled layer would not call hooks added later."""
+    # Asking for it loads the compiler, which takes seconds; unless it is loaded nothing can be compiled.
+    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 def _seed(seed: int) -> None:
