@@ -1,0 +1,57 @@
+"""What all commands share: the console, and errors told in one sentence with a meaningful exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+_PIPED_WIDTH = 120  # a table that goes to a file should not be folded to the 80 columns rich assumes there
+
+
+def console(stderr: bool = False) -> Console:
+    """A console for now: made when asked for, so that a redirected stdout is seen."""
+    stream = sys.stderr if stderr else sys.stdout
+    if stream.isatty() or "COLUMNS" in os.environ:
+        return Console(stderr=stderr, highlight=False)
+    return Console(stderr=stderr, highlight=False, width=max(_PIPED_WIDTH, shutil.get_terminal_size().columns))
+
+
+def fail(sentence: object, code: int = FAILURE) -> NoReturn:
+    """Tell what is wrong on stderr and leave."""
+    console(stderr=True).print(Text.assemble(("drcl: ", "bold red"), str(sentence)), soft_wrap=True)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def told(code: int, *kinds: type[Exception]) -> Iterator[None]:
+    """Exceptions of these kinds (all, if none is named) become a sentence. DRCL_DEBUG=1 shows where they came from."""
+    try:
+        yield
+    except (kinds or Exception) as error:
+        if os.environ.get("DRCL_DEBUG"):
+            raise
+        fail(reason(error), code)
+
+
+def reason(error: BaseException) -> str:
+    """An exception in words; a bare one is named, so that the sentence is never empty."""
+    words = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, OSError) and error.strerror:
+        words = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return words if words.strip() else type(error).__name__
+
+
+def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
+    """The end of a sentence about an unknown name."""
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"
