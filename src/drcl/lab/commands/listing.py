@@ -14,7 +14,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from drcl.lab.commands.terminal import USAGE, console, fail, nearest
+from drcl.lab.commands.terminal import USAGE, console, fail
+from drcl.lab.words import nearest
 
 
 class Topic(StrEnum):

@@ -7,12 +7,13 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
+
+from drcl.lab.words import reason
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 _PIPED_WIDTH = 120  # a table that goes to a file should not be folded to the 80 columns rich assumes there
@@ -37,21 +38,7 @@ def told(code: int, *kinds: type[Exception]) -> Iterator[None]:
     """Exceptions of these kinds (all, if none is named) become a sentence. DRCL_DEBUG=1 shows where they came from."""
     try:
         yield
-    except (kinds or Exception) as error:
+    except kinds or Exception as error:
         if os.environ.get("DRCL_DEBUG"):
             raise
         fail(reason(error), code)
-
-
-def reason(error: BaseException) -> str:
-    """An exception in words; a bare one is named, so that the sentence is never empty."""
-    words = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    if isinstance(error, OSError) and error.strerror:
-        words = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return words if words.strip() else type(error).__name__
-
-
-def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
-    """The end of a sentence about an unknown name."""
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"
