@@ -1,0 +1,235 @@
+"""`Method`: what the learner calls while it walks through the tasks.
+
+A method is a dataclass whose fields are its hyperparameters, in a file of its own, with only the hooks it needs:
+
+    build           once: may rewrite the network's layers (masks, gates, Gaussian weights)
+    data            which tasks' training data this task trains on; none at all skips the task
+    before_task     reset what belongs to one task
+    before_stage    the same for each of its `stages`, where a task is trained more than once
+    optimizer       a fresh one for each stage, over `parameters` of that task
+    before_step     sees the whole batch; may enlarge it (replay), always behind its own examples
+    loss            of a batch; the penalty of a regulariser may be added here or, as a gradient, afterwards
+    after_backward  reads or edits gradients in place, as those of the whole batch
+    step            one step of the optimizer; most never touch it
+    after_step      clamp, accumulate
+    after_task      importance, memory, masks
+    deployed        puts the weights to be judged into the network for the time of an evaluation
+    predict         logits of a task's head
+
+Whatever has to outlive a crash is kept in ``self.state``: tensors and plain values, nested at will. It is saved with
+every checkpoint and given back before the first hook is called, so a hook must not keep anything elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from drcl.lab import seeds
+from drcl.lab.batches import Examples
+from drcl.lab.networks import Network
+from drcl.lab.streams import Scenario, Stream, Task
+from drcl.sampling import tensors
+
+
+class Batch(NamedTuple):
+    """Images, labels and the head that answers: one for all, or one an image."""
+
+    x: Tensor
+    y: Tensor
+    head: int | Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def rows(self, chosen: slice | Tensor) -> Batch:
+        """Some of its examples."""
+        head = self.head if isinstance(self.head, int) else self.head[chosen]
+        return Batch(self.x[chosen], self.y[chosen], head)
+
+    def with_more(self, other: Batch) -> Batch:
+        """Both together, this one first."""
+        head: int | Tensor
+        if isinstance(self.head, int) and isinstance(other.head, int) and self.head == other.head:
+            head = self.head
+        else:
+            head = torch.cat([b.heads() for b in (self, other)])
+        return Batch(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), head)
+
+    def heads(self) -> Tensor:
+        """The head of each example."""
+        return torch.full_like(self.y, self.head) if isinstance(self.head, int) else self.head
+
+
+@dataclass
+class Where:
+    """How far the run has come. Draw random numbers from this and the seed, and a resumed run draws the same."""
+
+    task: int = 0
+    stage: int = 0
+    step: int = 0  # within the stage
+    epoch: int = 0
+    batch: int = 0  # within the epoch
+    batches: int = 0  # of an epoch
+    steps: int = 0  # of the stage
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method may know of the run it is in."""
+
+    scenario: Scenario
+    tasks: int
+    heads: tuple[int, ...]
+    shape: tuple[int, int, int]
+    seed: int
+    lr: float
+    momentum: float
+    batch: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    online: bool = False
+
+    def make_optimizer(self, params: Any, **changes: Any) -> torch.optim.Optimizer:
+        """The optimizer the run asks for, over parameters, named parameters or groups."""
+        lr = changes.pop("lr", self.lr)
+        if self.optimizer == "sgd":
+            given = {"momentum": self.momentum, "weight_decay": self.weight_decay} | changes
+            return torch.optim.SGD(params, lr=lr, **given)
+        changes.pop("momentum", None)
+        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        return kinds[self.optimizer](params, lr=lr, **({"weight_decay": self.weight_decay} | changes))
+
+
+@dataclass
+class Method:
+    """Base of all methods: fine-tuning. See the head of this file for the hooks."""
+
+    name: ClassVar[str] = ""
+    about: ClassVar[str] = ""
+    stages: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        self.state: dict[str, Any] = {}
+        self.at = Where()
+        self.gradients = 0  # backward passes of its own, beside the learner's one a step
+        self.logits: Tensor | None = None
+        self.check()
+
+    def check(self) -> None:
+        """Refuse hyperparameters that make no sense, by ``ValueError`` with the name, the value and the remedy."""
+
+    def build(self, model: Network, setting: Setting) -> Network:
+        """Take the network. Raise ``ValueError`` for a network or scenario the method is not made for."""
+        self.model, self.setting = model, setting
+        return model
+
+    # ---- a task
+
+    def data(self, task: Task, stream: Stream) -> Sequence[Task]:
+        return [task]
+
+    def before_task(self, task: Task) -> None: ...
+
+    def before_stage(self, task: Task, stage: int) -> None: ...
+
+    def parameters(self, task: Task) -> dict[str, nn.Parameter]:
+        """What this task trains, by name: the trunk and its own head, never another task's."""
+        return self.model.groups()["trunk"] | self.model.head_parameters(task.head)
+
+    def optimizer(self, task: Task) -> torch.optim.Optimizer:
+        return self.setting.make_optimizer(self.parameters(task).items())
+
+    def after_task(self, task: Task) -> None: ...
+
+    # ---- a step
+
+    def before_step(self, batch: Batch) -> Batch:
+        return batch
+
+    def loss(self, batch: Batch) -> Tensor:
+        return self.cross_entropy(batch)
+
+    def after_backward(self) -> None: ...
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> Tensor:
+        loss = closure()
+        optimizer.step()
+        return loss
+
+    def after_step(self) -> None: ...
+
+    # ---- judgement
+
+    @contextlib.contextmanager
+    def deployed(self) -> Iterator[None]:
+        yield
+
+    def predict(self, x: Tensor, task: Task) -> Tensor:
+        return self.model(x, task.head)
+
+    # ---- what is kept
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_bytes(self) -> int:
+        """Bytes kept from task to task beside the network and the optimizer's own moments."""
+        return sum(t.numel() * t.element_size() for t in tensors(self.state))
+
+    # ---- tools for those who derive
+
+    def cross_entropy(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy, each example answered by its own head; its logits stay in ``self.logits``."""
+        if isinstance(batch.head, int):
+            logits = self.model(batch.x, batch.head)
+            self.logits = logits.detach()
+            return F.cross_entropy(logits, batch.y)
+        self.logits = None
+        return mixed_cross_entropy(self.model, batch)
+
+    def protected(self) -> dict[str, nn.Parameter]:
+        """What earlier tasks depend on, by name: the trunk, and the head where all tasks share one."""
+        return self.model.groups()["trunk"] if self.setting.scenario == "task" else dict(self.model.named_parameters())
+
+    def sample(self, task: Task, count: int | None, word: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of `count` training examples of a task, drawn without repetition by the run's seed; None: all."""
+        examples: Examples = task.train
+        if count is not None and count < len(examples):
+            order = seeds.permutation(len(examples), self.setting.seed, self.name, word, task.index)
+            examples = examples.subset(order[:count])
+        for x, y in examples.batches(128, shuffle=False, augment=False):
+            yield x.to(self.setting.device), y.to(self.setting.device)
+
+    def generator(self, *path: int | str) -> torch.Generator:
+        """Random numbers for this moment of the run: the same after a resume, others at any other step."""
+        at = self.at
+        seed = seeds.derive(self.setting.seed, self.name, *path, at.task, at.stage, at.step)
+        return torch.Generator().manual_seed(seed)
+
+
+def mixed_cross_entropy(model: Network, batch: Batch) -> Tensor:
+    """Mean cross-entropy of examples of several tasks. The trunk sees them together, unless its norm layers keep
+    statistics for each task."""
+    heads = batch.heads()
+    present = [int(h) for h in torch.unique(heads)]
+    together = None if model._per_task else model.features(batch.x, present[0])
+    total = batch.x.new_zeros(())
+    for head in present:
+        rows = (heads == head).nonzero().squeeze(1)
+        if together is None:
+            logits = model(batch.x[rows], head)
+        else:
+            logits = model.heads(together[rows], head)
+        total = total + F.cross_entropy(logits, batch.y[rows], reduction="sum")
+    return total / len(batch)

@@ -1,0 +1,16 @@
+"""Fine-tuning: train on each task in turn and protect nothing. The lower bound of every table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from drcl.lab.methods.base import Method
+
+
+@dataclass
+class SGD(Method):
+    """One head a task; heads of other tasks are not in the optimizer, so nothing moves them."""
+
+    name: ClassVar[str] = "sgd"
+    about: ClassVar[str] = "fine-tuning, no protection: the lower bound"

@@ -1,0 +1,55 @@
+"""Settings of a run that belong neither to the benchmark nor to the method: the same for all that are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field with a line of help, as methods and this file declare their options."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a run trains, measures and saves."""
+
+    device: str = option("cpu", 'where to train: "cpu", "cuda", "cuda:1", "mps", or "auto" for the best there is')
+    precision: Literal["fp32", "bf16"] = option("fp32", "number format of the forward pass; weights stay float32")
+    optimizer: Literal["sgd", "adam", "adamw"] = option("sgd", "what makes the steps, for every method that lets it")
+    weight_decay: float = option(0.0, "weight decay of that optimizer")
+    later_lr: float | None = option(None, "learning rate from the second task on; none keeps the benchmark's")
+    iterations: int | None = option(None, "mini-batches a task in place of the benchmark's epochs")
+    clip: float | None = option(None, "largest gradient norm; longer gradients are scaled down")
+    deterministic: bool = option(True, "only algorithms that give the same bits every time")
+    evaluate: Literal["auto", "all", "ends"] = option(
+        "auto", "test sets after each task: all seen, or the new one only and all at the end (auto: online streams)"
+    )
+    evaluate_unseen: bool = option(False, "also test on tasks still to come, for forward transfer")
+    evaluate_batch: int = option(256, "images a batch when testing")
+    first_epoch: bool = option(True, "test once more after the first epoch of a task (after-one-epoch accuracy)")
+    step_norms: bool = option(False, "measure the length of every step (stiffness of long streams); slower")
+    # From here on: how the run is carried out, which leaves its outcome alone.
+    threads: int | None = option(None, "CPU threads; none leaves torch's own choice")
+    log_every: int = option(100, "steps between two points of the training curve")
+    checkpoint_every: int | None = option(None, "steps between two checkpoints, beside those by time")
+    checkpoint_seconds: float = option(60.0, "seconds between two checkpoints within a task")
+    keep_checkpoint: bool = option(True, "keep the last checkpoint of a finished run")
+
+    def __post_init__(self) -> None:
+        for key in ("iterations", "threads", "checkpoint_every", "evaluate_batch", "log_every"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"training: {key}={value}: give a whole number of at least 1")
+        for key in ("later_lr", "clip"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise ValueError(f"training: {key}={value}: give a number above 0, or none")
+        for key in ("weight_decay", "checkpoint_seconds"):
+            if not getattr(self, key) >= 0:
+                raise ValueError(f"training: {key}={getattr(self, key)}: give a number of 0 or more")
+
+
+# Two runs that differ in these alone are the same run: they share a directory and a row of a table.
+OPERATION = ("threads", "log_every", "checkpoint_every", "checkpoint_seconds", "keep_checkpoint")
