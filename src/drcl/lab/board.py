@@ -63,11 +63,12 @@ class Line:
 class Board:
     """The state of all runs, as a renderable."""
 
-    lines: Sequence[Line]
+    lines: list[Line]
     console: Console
     title: str = ""
     began: float = field(default_factory=time.monotonic)
     live: bool = False
+    expected: int = 0  # lines to come included
 
     def update(self, update: Update) -> None:
         """Take what a sweep tells."""
@@ -90,13 +91,17 @@ class Board:
         if not self.live:
             self.console.print(self._plain(line), soft_wrap=True)
 
+    @property
+    def total(self) -> int:
+        return max(self.expected, len(self.lines))
+
     def count(self, *outcomes: str) -> int:
         return sum(line.outcome in outcomes for line in self.lines)
 
     # ---- drawing
 
     def _plain(self, line: Line) -> str:
-        number = f"[{self.count('done', 'there', 'failed')}/{len(self.lines)}]"
+        number = f"[{self.count('done', 'there', 'failed')}/{self.total}]"
         if line.outcome == "failed":
             return f"{number} {line.label}: failed: {line.reason}".replace("[", r"\[", 1)
         took = ", there already" if line.outcome == "there" else f", {clock(line.state.seconds)}" if line.state else ""
@@ -120,9 +125,9 @@ class Board:
         ended, failed = self.count("done", "there", "failed"), self.count("failed")
         grid = Table.grid(padding=(0, 2))
         bad = Text(f"{failed} failed", style="red") if failed else Text()
-        counted = Text.assemble((f"{ended}", "bold"), f" of {len(self.lines)} runs")
+        counted = Text.assemble((f"{ended}", "bold"), f" of {self.total} runs")
         time_text = Text(clock(time.monotonic() - self.began), style="dim")
-        grid.add_row(Text(self.title, style="bold"), bar(whole / max(1, len(self.lines))), counted, bad, time_text)
+        grid.add_row(Text(self.title, style="bold"), bar(whole / max(1, self.total)), counted, bad, time_text)
         return grid
 
     def _visible(self) -> list[Line]:
@@ -158,7 +163,7 @@ class Board:
 @contextmanager
 def watch_all(console: Console, lines: Sequence[Line], title: str = "") -> Iterator[Board]:
     """Show a board while the block runs."""
-    board = Board(lines, console, title, live=console.is_terminal)
+    board = Board(list(lines), console, title, live=console.is_terminal)
     if not board.live:
         yield board
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from drcl.lab.commands import listing, results, run, sweeping
+from drcl.lab.commands import listing, results, run, sweeping, tuning
 from drcl.lab.data import commands as data
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(run.run)
 app.command()(sweeping.sweep)
+app.command()(tuning.tune)
 app.command("list")(listing.list_)
 app.command()(results.report)
 app.command()(results.table)

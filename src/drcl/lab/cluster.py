@@ -8,6 +8,7 @@ of this very package is sent along; what it depends on has to be installed there
 from __future__ import annotations
 
 import io
+import logging
 import os
 import shutil
 import tarfile
@@ -28,7 +29,7 @@ class ClusterError(RuntimeError):
     """Ray is not installed or its cluster cannot be reached."""
 
 
-def backend(address: str, *, shared: bool = False, at_once: int | None = None) -> Backend:
+def on_ray(address: str, *, shared: bool = False, at_once: int | None = None) -> Backend:
     """Connect to the cluster at `address` ("local" starts one here) and return the backend that uses it."""
     try:
         import ray
@@ -38,7 +39,7 @@ def backend(address: str, *, shared: bool = False, at_once: int | None = None) -
     at_once = at_once or (threads_for(1) if local else None)
     threads = threads_for(at_once) if local and at_once else 1
     environment: dict[str, Any] = {"env_vars": {name: str(threads) for name in THREADS}}
-    common: dict[str, Any] = {"ignore_reinit_error": False, "log_to_driver": False}
+    common: dict[str, Any] = {"ignore_reinit_error": False, "log_to_driver": False, "logging_level": logging.ERROR}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # asks for a decision that is of no weight here
     try:
         if local:
@@ -71,10 +72,12 @@ def backend(address: str, *, shared: bool = False, at_once: int | None = None) -
 def _drive(waiting: Sequence[tuple[int, Job]], tell: Tell, here: bool, threads: int) -> None:
     import ray
 
-    mailbox = ray.remote(num_cpus=0)(_Mailbox).remote()
-    work = ray.remote(num_cpus=threads, max_retries=2)(_work)
+    mailbox: Any = ray.remote(num_cpus=0)(_Mailbox).remote()
+    work: Any = ray.remote(num_cpus=threads, max_retries=2)(_work)
     absolute = {index: job.directory.resolve() for index, job in waiting}
-    pending = {work.remote(index, job, str(absolute[index]) if here else None, mailbox): index for index, job in waiting}
+    pending = {
+        work.remote(index, job, str(absolute[index]) if here else None, mailbox): index for index, job in waiting
+    }
 
     def read_mail() -> None:
         for index, kind, event in ray.get(mailbox.take.remote()):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,32 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from drcl.lab.events import Event
 from drcl.lab.words import clock, percent
-
-
-class Happening(Protocol):
-    """What is read of an event; `drcl.lab.runs.Event` is one."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def task(self) -> int | None: ...
-    @property
-    def tasks(self) -> int | None: ...
-    @property
-    def epoch(self) -> int | None: ...
-    @property
-    def epochs(self) -> int | None: ...
-    @property
-    def step(self) -> int | None: ...
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def loss(self) -> float | None: ...
-    @property
-    def accuracy(self) -> float | None: ...
-    @property
-    def average_accuracy(self) -> float | None: ...
 
 
 @dataclass
@@ -59,7 +34,7 @@ class State:
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
 
-    def update(self, event: Happening) -> None:
+    def update(self, event: Event) -> None:
         self.tasks = event.tasks or self.tasks
         if event.task is not None and event.task != self.task:
             self.task, self.part, self.epoch = event.task, 0.0, None
@@ -124,10 +99,10 @@ class _Bars:
         return Group(head, grid)
 
 
-def _plain(console: Console, title: str, state: State) -> Callable[[Happening], None]:
+def _plain(console: Console, title: str, state: State) -> Callable[[Event], None]:
     console.print(title)
 
-    def show(event: Happening) -> None:
+    def show(event: Event) -> None:
         before = state.done
         state.update(event)
         if event.kind == "resume":
@@ -143,7 +118,7 @@ def _plain(console: Console, title: str, state: State) -> Callable[[Happening], 
 
 
 @contextmanager
-def watch(console: Console, title: str) -> Iterator[Callable[[Happening], None]]:
+def watch(console: Console, title: str) -> Iterator[Callable[[Event], None]]:
     """Show one run while it goes; yields the function that takes its events."""
     state = State()
     if not console.is_terminal:

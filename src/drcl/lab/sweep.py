@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drcl.lab.options import nearest
 from drcl.lab.rundir import Run
-from drcl.lab.words import nearest
 
 if TYPE_CHECKING:
     from drcl.lab.config import RunConfig

@@ -1,10 +1,8 @@
-"""Small things said everywhere: durations, shares, the nearest right name, an exception in a sentence."""
+"""Small things said everywhere: durations, shares, an exception in a sentence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 def clock(seconds: float) -> str:
@@ -17,13 +15,6 @@ def clock(seconds: float) -> str:
 
 def percent(value: float) -> str:
     return "–" if math.isnan(value) else f"{100 * value:.1f} %"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name."""
-    known = list(known)
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"
 
 
 def reason(error: BaseException) -> str:

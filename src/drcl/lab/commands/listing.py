@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drcl.lab.commands.terminal import USAGE, console, fail
-from drcl.lab.words import nearest
+from drcl.lab.options import nearest
 
 
 class Topic(StrEnum):
@@ -98,36 +98,23 @@ def _benchmark(name: str) -> RenderableType:
 
 
 def _methods(name: str | None) -> RenderableType:
-    from drcl.lab import methods
+    from drcl.lab import methods, options
 
     parts: list[RenderableType] = []
     for each in _chosen(name, tuple(methods.names()), "method"):
-        about = inspect.getdoc(methods.get(each)) or ""
-        words = about if name is not None else about.split("\n\n")[0].replace("\n", " ")
-        parts.append(Text.assemble((each, "bold cyan"), "  ", words))
-        rows = hyperparameters(methods.get(each))
+        parts.append(Text.assemble((each, "bold cyan"), "  ", methods.get(each).about))
+        if name is not None:
+            parts.append(Padding(Text(inspect.getdoc(methods.get(each)) or ""), (1, 0, 0, 2)))
+        rows = options.table(methods.get(each))
         if rows:
             table = _plain("key", "default", "what it does")
             table.show_header = not parts[:-1]
-            for key, default, text in rows:
-                table.add_row(Text(key, style="bold"), Text(default, style="green"), Text(text))
+            for row in rows:
+                default = Text(_value(row["default"]), style="green")
+                table.add_row(Text(row["name"], style="bold"), default, Text(row["help"]))
             parts.append(Padding(table, (0, 0, 0, 2)))
         parts.append(Text())
     return Group(*parts[:-1])
-
-
-def hyperparameters(method: type) -> list[tuple[str, str, str]]:
-    """Name, default and help of every hyperparameter: the fields of the method's dataclass."""
-    from dataclasses import MISSING, fields
-
-    found = []
-    for entry in fields(method):
-        if not entry.init:
-            continue
-        factory = entry.default_factory
-        default = entry.default if entry.default is not MISSING else factory() if factory is not MISSING else None
-        found.append((entry.name, _value(default), str(entry.metadata.get("help", ""))))
-    return found
 
 
 # ---- networks

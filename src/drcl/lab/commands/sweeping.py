@@ -44,10 +44,10 @@ def sweep(
         return
     backend = workers.processes(jobs)
     if cluster is not None:
-        from drcl.lab import cluster as ray
+        from drcl.lab.cluster import ClusterError, on_ray
 
-        with told(FAILURE, ray.ClusterError):
-            backend = ray.backend(cluster, shared=shared, at_once=jobs if jobs > 1 else None)
+        with told(FAILURE, ClusterError):
+            backend = on_ray(cluster, shared=shared, at_once=jobs if jobs > 1 else None)
     lines = [Line(label, job.directory) for job, label in zip(todo, named)]
     try:
         with told(FAILURE), watch_all(here, lines, file.name) as board:

@@ -38,7 +38,9 @@ def told(code: int, *kinds: type[Exception]) -> Iterator[None]:
     """Exceptions of these kinds (all, if none is named) become a sentence. DRCL_DEBUG=1 shows where they came from."""
     try:
         yield
-    except kinds or Exception as error:
-        if os.environ.get("DRCL_DEBUG"):
+    except typer.Exit:
+        raise
+    except Exception as error:
+        if os.environ.get("DRCL_DEBUG") or (kinds and not isinstance(error, kinds)):
             raise
         fail(reason(error), code)
