@@ -89,7 +89,7 @@ class Board:
             line.state.ended = line.state.ended or time.monotonic()
         line.look()
         if not self.live:
-            self.console.print(self._plain(line), soft_wrap=True)
+            self.console.print(Text(self._plain(line)), soft_wrap=True)
 
     @property
     def total(self) -> int:
@@ -103,9 +103,9 @@ class Board:
     def _plain(self, line: Line) -> str:
         number = f"[{self.count('done', 'there', 'failed')}/{self.total}]"
         if line.outcome == "failed":
-            return f"{number} {line.label}: failed: {line.reason}".replace("[", r"\[", 1)
+            return f"{number} {line.label}: failed: {line.reason}"
         took = ", there already" if line.outcome == "there" else f", {clock(line.state.seconds)}" if line.state else ""
-        return f"{number} {line.label}: average accuracy {percent(line.average)}{took}".replace("[", r"\[", 1)
+        return f"{number} {line.label}: average accuracy {percent(line.average)}{took}"
 
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [self._head()] if self.title else []

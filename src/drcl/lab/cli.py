@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from drcl.lab.commands import listing, results, run, sweeping, tuning
+from drcl.lab.commands import demonstration, listing, results, run, sweeping, tuning
 from drcl.lab.data import commands as data
 
 app = typer.Typer(
@@ -15,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(demonstration.demo)
 app.command()(run.run)
 app.command()(sweeping.sweep)
 app.command()(tuning.tune)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from drcl.lab.commands.terminal import FAILURE, USAGE, console, fail, told
 from drcl.lab.rundir import Run, find
@@ -48,7 +49,8 @@ def report(
     with told(FAILURE, OSError):
         path = write_report(chosen, output, title=title)
     finished = sum(run.finished for run in chosen)
-    console().print(f"[bold]{path}[/] compares {finished} finished of {len(chosen)} runs")
+    words = f" compares {finished} finished of {len(chosen)} runs"
+    console().print(Text.assemble((str(path), "bold"), words), soft_wrap=True)
 
 
 def table(

@@ -40,7 +40,7 @@ def sweep(
     if dry_run:
         for job, label in zip(todo, named):
             state = "finished" if job.finished else "to do"
-            here.print(f"{label}  [dim]{job.directory} ({state})[/]", soft_wrap=True)
+            here.print(Text.assemble(f"{label}  ", (f"{job.directory} ({state})", "dim")), soft_wrap=True)
         return
     backend = workers.processes(jobs)
     if cluster is not None:

@@ -38,9 +38,7 @@ def tune(
     ] = None,
     option: Options = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials at the same time.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for all of it; tuning/BENCHMARK if left out.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder; tuning/BENCHMARK if left out.")] = None,
     data: Data = None,
 ) -> None:
     """Choose each method's strength on the first tasks' validation data; no test set is read."""
