@@ -56,7 +56,7 @@ def test_a_value_is_never_tried_twice_even_if_all_fail():
 
 @pytest.mark.parametrize("given", [{"low": 0.0}, {"low": 5.0, "high": 1.0}, {"high": math.inf}, {"budget": 2}])
 def test_a_senseless_search_is_refused(given):
-    with pytest.raises(ValueError, match="range|budget"):
+    with pytest.raises(ValueError, match=r"range|budget"):
         Search(**{"low": 1.0, "high": 10.0, "budget": 5, **given})
 
 
@@ -145,7 +145,9 @@ def test_what_was_tried_and_what_was_chosen_are_written(tmp_path):
     best = {}
     for method in ("ewc", "l2"):
         mine = [row for row in tried if row["method"] == method]
-        best[method] = float(max(mine, key=lambda row: (float(row["validation_accuracy"]), -float(row["value"])))["value"])
+        best[method] = float(
+            max(mine, key=lambda row: (float(row["validation_accuracy"]), -float(row["value"])))["value"]
+        )
     tuned = tomllib.loads((out / "tuned.toml").read_text())
     assert {method: table["lam"] for method, table in tuned["method"].items()} == best
     planned = sweep.read(out / "tuned.toml")
