@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,19 +36,28 @@ def threads_for(workers: int, cores: int | None = None) -> int:
 
 
 def perform(job: Job, progress: Callable[[Any], None]) -> None:
-    """Run one job; if it fails, leave the traceback beside its results before passing the error on."""
+    """Run one job. Its warnings go into ``notes.txt`` beside its results, a traceback into ``error.txt``: with many runs
+    at a time there is no place for them on the screen."""
     from drcl.lab.runs import execute
 
-    told = job.directory / "error.txt"
-    try:
-        execute(job.config, job.directory, progress=progress, data_root=job.data_root)
-    except Exception:
-        # Only into a directory that the run itself made: a full or read-only disk is reason enough to fail already.
-        if job.directory.is_dir():
-            with suppress(OSError):
-                told.write_text(traceback.format_exc(), encoding="utf-8")
-        raise
-    told.unlink(missing_ok=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        try:
+            execute(job.config, job.directory, progress=progress, data_root=job.data_root)
+        except Exception:
+            _leave(job, "error.txt", traceback.format_exc())
+            raise
+        finally:
+            words = dict.fromkeys(f"{note.category.__name__}: {note.message}\n" for note in caught)
+            _leave(job, "notes.txt", "".join(words))
+    (job.directory / "error.txt").unlink(missing_ok=True)
+
+
+def _leave(job: Job, name: str, text: str) -> None:
+    # Only into a directory the run itself made, and never over the reason of a failure: a full disk is one already.
+    if text and job.directory.is_dir():
+        with suppress(OSError):
+            (job.directory / name).write_text(text, encoding="utf-8")
 
 
 def here(waiting: Sequence[tuple[int, Job]], tell: Tell) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from drcl.lab.commands.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
+from drcl.lab.commands.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, notes, told
 
 if TYPE_CHECKING:
     from drcl.lab.config import RunConfig
@@ -59,14 +59,17 @@ def run(
     here.print()
     there = directory.is_dir() and Run.read(directory).finished
     try:
-        with told(FAILURE), watch(here, f"{chosen.benchmark} · {chosen.method} · seed {chosen.seed}") as show:
+        title = f"{chosen.benchmark} · {chosen.method} · seed {chosen.seed}"
+        with told(FAILURE), notes(here), watch(here, title) as show:
             execute(chosen, directory, progress=show, loggers=logging, data_root=data)
     except KeyboardInterrupt:
         here.print(Text("\nstopped; the same command goes on from the last checkpoint", style="yellow"))
         raise typer.Exit(INTERRUPTED) from None
+    if here.quiet:
+        return
     here.print()
     here.print(summary_table([Run.read(directory)]))
-    here.print(Text("this run was finished already; here is its result", style="dim") if there else "")
+    here.print(Text("this run was finished already; here is its result" if there else "", style="dim"))
     here.print(Text.assemble(("results    ", "dim"), (f"{directory}/", "bold")), soft_wrap=True)
     here.print(Text.assemble(("page       ", "dim"), f"drcl report {directory}"), soft_wrap=True)
 

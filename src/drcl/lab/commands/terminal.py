@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -20,17 +21,38 @@ _PIPED_WIDTH = 120  # a table that goes to a file should not be folded to the 80
 
 
 def console(stderr: bool = False) -> Console:
-    """A console for now: made when asked for, so that a redirected stdout is seen."""
+    """A console for now: made when asked for, so that a redirected stdout is seen. Of several processes that train one
+    run together the first one speaks."""
     stream = sys.stderr if stderr else sys.stdout
-    if stream.isatty() or "COLUMNS" in os.environ:
-        return Console(stderr=stderr, highlight=False)
-    return Console(stderr=stderr, highlight=False, width=max(_PIPED_WIDTH, shutil.get_terminal_size().columns))
+    width = None
+    if not stream.isatty() and "COLUMNS" not in os.environ:
+        width = max(_PIPED_WIDTH, shutil.get_terminal_size().columns)
+    return Console(stderr=stderr, highlight=False, width=width, quiet=os.environ.get("RANK", "0") != "0")
 
 
 def fail(sentence: object, code: int = FAILURE) -> NoReturn:
     """Tell what is wrong on stderr and leave."""
     console(stderr=True).print(Text.assemble(("drcl: ", "bold red"), str(sentence)), soft_wrap=True)
     raise typer.Exit(code)
+
+
+@contextmanager
+def notes(to: Console) -> Iterator[None]:
+    """Warnings as notes in the reader's language, above a live display; each one once."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        words = reason(message) if isinstance(message, Warning) else str(message)
+        if words not in seen:
+            seen.add(words)
+            to.print(Text.assemble(("note: ", "yellow"), words), soft_wrap=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 @contextmanager
