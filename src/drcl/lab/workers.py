@@ -36,8 +36,8 @@ def threads_for(workers: int, cores: int | None = None) -> int:
 
 
 def perform(job: Job, progress: Callable[[Any], None]) -> None:
-    """Run one job. Its warnings go into ``notes.txt`` beside its results, a traceback into ``error.txt``: with many runs
-    at a time there is no place for them on the screen."""
+    """Run one job. Its warnings go into ``notes.txt`` beside its results, a traceback into ``error.txt``: with many
+    runs at a time there is no place for them on the screen."""
     from drcl.lab.runs import execute
 
     with warnings.catch_warnings(record=True) as caught:

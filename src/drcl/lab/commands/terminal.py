@@ -51,7 +51,7 @@ def notes(to: Console) -> Iterator[None]:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
-        warnings.showwarning = show  # type: ignore[assignment]
+        warnings.showwarning = show
         yield
 
 
