@@ -191,8 +191,10 @@ def test_control_c_stops_a_run_that_can_go_on(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
+    curve = tmp_path / "x" / "curve.csv"
     end = time.monotonic() + 40
-    while not ((tmp_path / "x").is_dir() and Run.read(tmp_path / "x").tasks_done) and time.monotonic() < end:
+    # a line of the second task: the checkpoint between the two is there
+    while not (curve.exists() and "\n1," in curve.read_text()) and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=20)
