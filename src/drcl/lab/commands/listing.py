@@ -1,0 +1,149 @@
+"""``drcl list``: benchmarks, methods, networks and data sets as tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from drcl.lab.commands.terminal import USAGE, console, fail
+from drcl.lab.options import nearest
+
+
+class Topic(StrEnum):
+    benchmarks = "benchmarks"
+    methods = "methods"
+    networks = "networks"
+    data = "data"
+
+
+def list_(
+    topic: Annotated[Topic, typer.Argument(help="What to list.")],
+    name: Annotated[str | None, typer.Argument(help="Only this one, in full.")] = None,
+) -> None:
+    """List what there is: benchmarks, methods with their hyperparameters, networks, data sets."""
+    if topic is Topic.data:
+        from drcl.lab.data.commands import list_ as list_data
+
+        list_data()
+        return
+    made = {Topic.benchmarks: _benchmarks, Topic.methods: _methods, Topic.networks: _networks}[topic](name)
+    console().print(made)
+
+
+def _plain(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def _chosen(name: str | None, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    if name is None:
+        return known
+    if name not in known:
+        fail(f"there is no {what} {name!r}: {nearest(name, known)}", USAGE)
+    return (name,)
+
+
+# ---- benchmarks
+
+
+def _benchmarks(name: str | None) -> RenderableType:
+    from drcl.lab import benchmarks
+
+    if name is not None:
+        return _benchmark(_chosen(name, benchmarks.names(), "benchmark")[0])
+    table = _plain("name", "what", "tasks", "scenario", "network", "trained", right=("tasks",))
+    table.columns[0].no_wrap = True
+    for row in benchmarks.table():
+        table.add_row(
+            Text(row["name"], style="bold"),
+            Text(row["about"]),
+            str(row["tasks"]),
+            row["scenario"],
+            row["network"],
+            row["length"].replace(" epochs", " epoch") if row["length"].startswith("1 ") else row["length"],
+        )
+    hint = Text.assemble(("drcl list benchmarks NAME", "bold"), (" shows all settings of one", "dim"))
+    return Group(table, hint)
+
+
+def _benchmark(name: str) -> RenderableType:
+    from dataclasses import fields
+
+    from drcl.lab import benchmarks
+
+    one = benchmarks.get(name)
+    table = _plain("setting", "value")
+    for entry in fields(one):
+        value = getattr(one, entry.name)
+        if entry.name not in ("name", "about", "reading") and value not in (None, {}, ()):
+            table.add_row(Text(entry.name, style="bold"), Text(_value(value)))
+    parts: list[RenderableType] = [Text.assemble((name, "bold"), f"  {one.about}"), table]
+    if one.reading:
+        parts.append(Padding(Text(f"How the paper is read: {one.reading}", style="dim"), (0, 1)))
+    return Group(*parts)
+
+
+# ---- methods
+
+
+def _methods(name: str | None) -> RenderableType:
+    from drcl.lab import methods, options
+
+    parts: list[RenderableType] = []
+    for each in _chosen(name, tuple(methods.names()), "method"):
+        parts.append(Text.assemble((each, "bold cyan"), "  ", methods.get(each).about))
+        if name is not None:
+            parts.append(Padding(Text(inspect.getdoc(methods.get(each)) or ""), (1, 0, 0, 2)))
+        rows = options.table(methods.get(each))
+        if rows:
+            table = _plain("key", "default", "what it does")
+            table.show_header = not parts[:-1]
+            for row in rows:
+                default = Text(_value(row["default"]), style="green")
+                table.add_row(Text(row["name"], style="bold"), default, Text(row["help"]))
+            parts.append(Padding(table, (0, 0, 0, 2)))
+        parts.append(Text())
+    return Group(*parts[:-1])
+
+
+# ---- networks
+
+
+def _networks(name: str | None) -> RenderableType:
+    from drcl.lab.networks.network import TRUNKS
+
+    table = _plain("kind", "what", "arguments")
+    for each in _chosen(name, tuple(TRUNKS), "network"):
+        about = (inspect.getdoc(TRUNKS[each]) or "").split("\n\n")[0].replace("\n", " ")
+        given = [
+            f"{key}={_value(p.default)}"
+            for key, p in inspect.signature(TRUNKS[each]).parameters.items()
+            if p.default is not inspect.Parameter.empty and key != "tasks"
+        ]
+        table.add_row(Text(each, style="bold"), Text(about.replace("`", "")), Text(", ".join(given)))
+    hint = Text.assemble(
+        ("drcl run BENCHMARK -o model.kind=cnn", "bold"), (" trains another network than the benchmark's own", "dim")
+    )
+    return Group(table, hint)
+
+
+def _value(value: Any) -> str:
+    """A setting as one would write it after ``-o key=``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_value(each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return "none" if value is None else str(value)

@@ -1,0 +1,111 @@
+"""``drcl run``: one method on one benchmark, from the first task to the summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from drcl.lab.commands.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, notes, told
+
+if TYPE_CHECKING:
+    from drcl.lab.config import RunConfig
+
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets, instead of the usual one.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="KEY=VALUE", help="Any setting of benchmark, method or training."),
+]
+
+
+def run(
+    benchmark: Annotated[str | None, typer.Argument(help="As `drcl list benchmarks` names it.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="As `drcl list methods` names it; drcl if left out.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", "-s", min=0, help="Decides tasks, weights, batches.")] = None,
+    option: Options = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="TOML file with settings; the command line wins over it.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the run's directory.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run's directory.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps or auto.")] = None,
+    precision: Annotated[str | None, typer.Option("--precision", help="fp32 or bf16.")] = None,
+    log: Annotated[
+        list[str] | None, typer.Option("--log", help="Also log to tensorboard, mlflow or wandb; may be repeated.")
+    ] = None,
+    data: Data = None,
+) -> None:
+    """Train a method on a benchmark. The same command goes on where it stopped, and never runs twice."""
+    from drcl.lab import loggers
+    from drcl.lab.progress import watch
+    from drcl.lab.rundir import Run
+    from drcl.lab.runs import execute
+    from drcl.lab.table_formats import summary_table
+
+    given = parsed(option or [])
+    for key, value in (("device", device), ("precision", precision)):
+        if value is not None:
+            given[f"training.{key}"] = value
+    with told(USAGE, ValueError, TypeError, OSError):
+        chosen = gathered(config, benchmark, method, seed, given)
+    directory = out / (name or chosen.name)
+    with told(USAGE, loggers.LoggerError):
+        logging = loggers.make(log or [], directory, settings(chosen))
+    here = console()
+    here.print()
+    there = directory.is_dir() and Run.read(directory).finished
+    try:
+        title = f"{chosen.benchmark} · {chosen.method} · seed {chosen.seed}"
+        with told(FAILURE), notes(here), watch(here, title) as show:
+            execute(chosen, directory, progress=show, loggers=logging, data_root=data)
+    except KeyboardInterrupt:
+        here.print(Text("\nstopped; the same command goes on from the last checkpoint", style="yellow"))
+        raise typer.Exit(INTERRUPTED) from None
+    if here.quiet:
+        return
+    here.print()
+    here.print(summary_table([Run.read(directory)]))
+    here.print(Text("this run was finished already; here is its result" if there else "", style="dim"))
+    here.print(Text.assemble(("results    ", "dim"), (f"{directory}/", "bold")), soft_wrap=True)
+    here.print(Text.assemble(("page       ", "dim"), f"drcl report {directory}"), soft_wrap=True)
+
+
+def parsed(pairs: list[str]) -> dict[str, Any]:
+    """``key=value`` texts as a table; values stay text here, their owners know their kinds."""
+    given = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key.strip():
+            fail(f"-o {pair}: write key=value, such as -o epochs=5", USAGE)
+        given[key.strip()] = value.strip()
+    return given
+
+
+def gathered(
+    file: Path | None, benchmark: str | None, method: str | None, seed: int | None, options: dict[str, Any]
+) -> RunConfig:
+    """The run that the file and the command line describe together; the command line wins."""
+    from drcl.lab.config import PREFIXES, RunConfig
+
+    if file is None:
+        if benchmark is None:
+            raise ValueError("which benchmark? drcl run BENCHMARK, as `drcl list benchmarks` names them")
+        return RunConfig.make(benchmark, method or "drcl", seed or 0, options)
+    read = RunConfig.from_toml(file)
+    if method is not None and method != read.method and read.method_options:
+        # Options of one method mean nothing to another, and dropping them unseen would be worse.
+        raise ValueError(f"{file} has options of {read.method!r}; --method {method} cannot use them")
+    kept = {f"{prefix}.{key}": v for prefix, name in PREFIXES.items() for key, v in getattr(read, name).items()}
+    wanted = seed if seed is not None else read.seed
+    return RunConfig.make(benchmark or read.benchmark, method or read.method, wanted, {**kept, **options})
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    """The resolved configuration as plain tables, as loggers take it."""
+    from dataclasses import asdict
+
+    return asdict(config.resolved())

@@ -1,0 +1,128 @@
+"""``drcl tune``: every method's strength, chosen on validation data with the same number of trials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from drcl.lab.commands.run import Data, Options, parsed
+from drcl.lab.commands.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
+from drcl.lab.words import percent
+
+if TYPE_CHECKING:
+    from drcl.lab.board import Board
+    from drcl.lab.sweep import Job, Tell, Update
+    from drcl.lab.tune import Trial, Tuning
+
+
+def tune(
+    benchmark: Annotated[str, typer.Argument(help="As `drcl list benchmarks` names it.")],
+    methods: Annotated[str, typer.Option("--methods", "-m", help="Methods to tune, with commas between.")],
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="How many of the first tasks may be used.")] = 3,
+    budget: Annotated[int, typer.Option("--budget", min=3, help="Trials for each method.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of every trial.")] = 0,
+    between: Annotated[
+        str, typer.Option("--range", metavar="LOW:HIGH", help="Strengths of the first, coarse grid.")
+    ] = "0.001:1000",
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="METHOD=OPTION", help="What to tune if it is not called strength or lam."),
+    ] = None,
+    option: Options = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials at the same time.")] = 1,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder; tuning/BENCHMARK if left out.")] = None,
+    data: Data = None,
+) -> None:
+    """Choose each method's strength on the first tasks' validation data; no test set is read."""
+    from drcl.lab import workers
+    from drcl.lab.board import watch_all
+    from drcl.lab.tune import Tuning
+
+    named = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    if not named:
+        fail("--methods is empty: name at least one, such as --methods ewc,drcl", USAGE)
+    low, high = _range(between)
+    with told(USAGE, ValueError, TypeError):
+        chosen = Tuning(
+            benchmark,
+            named,
+            out or Path("tuning") / benchmark,
+            tasks=tasks,
+            budget=budget,
+            seed=seed,
+            low=low,
+            high=high,
+            options=parsed(option or []),
+            keys={name: str(value) for name, value in parsed(key or []).items()},
+            data_root=data,
+        )
+    here = console()
+    backend = workers.here if jobs == 1 else workers.processes(jobs)
+    try:
+        with told(FAILURE), watch_all(here, [], f"tuning on {benchmark}") as board:
+            board.expected = len(named) * budget
+            trials = chosen.run(backend, lambda todo: _on(board, todo, chosen))
+    except KeyboardInterrupt:
+        here.print(Text("stopped; the same command goes on from there", style="yellow"))
+        raise typer.Exit(INTERRUPTED) from None
+    _close(here, chosen, trials)
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, _, high = text.partition(":")
+    try:
+        return float(low), float(high)
+    except ValueError:
+        fail(f"--range {text}: write two numbers with a colon between, such as 0.01:100", USAGE)
+
+
+def _on(board: Board, todo: Sequence[Job], tuning: Tuning) -> Tell:
+    """The trials of one more round on the board."""
+    from drcl.lab.board import Line
+
+    first = len(board.lines)
+    for job in todo:
+        key = tuning.key(job.config.method)
+        board.lines.append(Line(f"{job.config.method} {key}={job.config.method_options[key]:g}", job.directory))
+
+    def tell(update: Update) -> None:
+        board.update(replace(update, index=first + update.index))
+
+    return tell
+
+
+def _close(here: Console, tuning: Tuning, trials: Sequence[Trial]) -> None:
+    from drcl.lab.tune import best_of
+
+    best = best_of(trials)
+    table = Table(box=box.ROUNDED, border_style="dim", header_style="bold", padding=(0, 2))
+    table.title = Text(f"{tuning.benchmark}, first {tuning.tasks} tasks", style="bold")
+    table.add_column("method")
+    table.add_column("chosen", justify="right")
+    table.add_column("validation accuracy", justify="right")
+    table.add_column("trials", justify="right")
+    for method in tuning.methods:
+        mine = [trial for trial in trials if trial.method == method]
+        found = best.get(method)
+        value = (
+            Text(f"{found.key} = {found.value:g}", style="bold green") if found else Text("none worked", style="red")
+        )
+        table.add_row(method, value, percent(found.score) if found else "–", str(len(mine)))
+    here.print()
+    here.print(table)
+    here.print(Text.assemble(("tried      ", "dim"), f"{tuning.out / 'trials.csv'}"), soft_wrap=True)
+    here.print(Text.assemble(("compare    ", "dim"), f"drcl sweep {tuning.out / 'tuned.toml'}"), soft_wrap=True)
+    for method in best:
+        one = f"drcl run --config {tuning.out / f'{method}.toml'}"
+        here.print(Text.assemble(("one run    ", "dim"), one), soft_wrap=True)
+    lost = [method for method in tuning.methods if method not in best]
+    if lost:
+        fail(f"every trial of {', '.join(lost)} failed; trials.csv says why", FAILURE)

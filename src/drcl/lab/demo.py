@@ -1,0 +1,144 @@
+"""The first thing a newcomer sees: three methods on embedded data, a table, a page, a few honest words.
+
+The demonstration is the sweep in ``demo.toml``, so whatever is shown can be repeated with ``drcl sweep`` and
+changed there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from drcl.lab import sweep, workers
+from drcl.lab.board import Line, strip, watch_all
+from drcl.lab.config import RunConfig
+from drcl.lab.findings import finding
+from drcl.lab.labels import labels
+from drcl.lab.report import write_report
+from drcl.lab.rundir import Run
+from drcl.lab.table import Row, rows
+from drcl.lab.table_formats import summary_table
+
+EXPLANATION = (
+    "Average accuracy is over the test sets of all tasks after the last one was learned; backward transfer is what "
+    "the earlier tasks lost since they were new. The strengths of the methods were chosen with equal effort on "
+    "validation data. This is a small problem: it shows how the methods differ, not how they rank in general."
+)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The runs of the demonstration and where everything goes."""
+
+    out: Path
+    plan: tuple[RunConfig, ...]
+
+    @classmethod
+    def read(cls, out: Path, seeds: int | None = None) -> Demo:
+        table: dict[str, Any] = tomllib.loads(
+            resources.files("drcl.lab").joinpath("demo.toml").read_text(encoding="utf-8")
+        )
+        if seeds is not None:
+            table["seeds"] = seeds
+        return cls(out, tuple(sweep.plan(table)))
+
+    @property
+    def jobs(self) -> list[sweep.Job]:
+        return sweep.jobs(self.plan, self.out / "runs")
+
+    @property
+    def page(self) -> Path:
+        return self.out / "report.html"
+
+    def forget(self) -> None:
+        """Remove the runs of this demonstration, and nothing else that may be in the folder."""
+        for job in self.jobs:
+            shutil.rmtree(job.directory, ignore_errors=True)
+
+    def show(self, console: Console) -> sweep.Outcome:
+        """Run it before the reader's eyes."""
+        console.print(self._opening())
+        todo = self.jobs
+        if not all(job.finished for job in todo):
+            with console.status("[dim]getting ready[/]") if console.is_terminal else nullcontext():
+                _warm_up(self.plan)
+        lines = [Line(label, job.directory) for job, label in zip(todo, labels(self.plan))]
+        with watch_all(console, lines) as board:
+            outcome = sweep.run(todo, workers.here, board.update)
+        done = [Run.read(job.directory) for job in (*outcome.done, *outcome.there)]
+        if done:
+            write_report(done, self.page, title="drcl: a demonstration", command="drcl demo")
+            console.print(self._close(done, repeated=not outcome.done))
+        return outcome
+
+    # ---- words
+
+    def _opening(self) -> RenderableType:
+        one = self.plan[0]
+        made = one.make_benchmark()
+        heading = Text("Learning task after task with one network", style="bold")
+        story = Text(
+            f"{made.tasks} tasks, each with the same handwritten digits but the pixels in a new order. Data of "
+            "an earlier task never comes back. How much of it does the network still know at the end?"
+        )
+        widths = "-".join(map(str, made.model.get("hidden", ())))
+        seeds = ", ".join(map(str, dict.fromkeys(config.seed for config in self.plan)))
+        chosen = {config.method: config.method_options for config in self.plan if config.method_options}
+        strengths = "; ".join(
+            f"{name} with " + ", ".join(f"{key} {value}" for key, value in options.items())
+            for name, options in chosen.items()
+        )
+        setting = Text(
+            f"{one.benchmark} · {made.model['kind']} {widths} · {made.epochs} epochs a task · batch {made.batch} · "
+            f"lr {made.lr} · momentum {made.momentum} · seeds {seeds}\n{strengths}",
+            style="dim",
+        )
+        return Group(
+            Text(), Rule(Text("drcl demo", style="bold cyan"), style="dim"), Text(), heading, story, setting, ""
+        )
+
+    def _close(self, done: Sequence[Run], repeated: bool) -> RenderableType:
+        table = rows(done)
+        parts: list[RenderableType] = [Text(), summary_table(done), Text()]
+        parts += [_memory(table), Text(), Text(finding(table), style="bold"), Text(EXPLANATION, style="dim"), Text()]
+        if repeated:
+            parts.append(Text("These results were there already; drcl demo --again runs everything anew.\n", "yellow"))
+        places = Table.grid(padding=(0, 2))
+        places.add_row(Text("page", style="dim"), Text(str(self.page), style="bold"))
+        places.add_row(Text("runs", style="dim"), Text(f"{self.out / 'runs'}/"))
+        places.add_row(Text("next", style="dim"), Text("drcl list benchmarks · drcl list methods · drcl run --help"))
+        return Group(*parts, places)
+
+
+def _memory(table: Sequence[Row]) -> RenderableType:
+    """What each method still knows, task by task: the shape of forgetting in one line a method."""
+    grid = Table.grid(padding=(0, 2))
+    for row in table:
+        if row.group is not None and row.group.finished:
+            last = row.group.matrix()[-1]
+            ends = Text(f"first task {100 * last[0]:.0f} %, last {100 * last[-1]:.0f} %", style="dim")
+            blocks = Text(" ").join([strip([value]) for value in last])
+            grid.add_row(Text(row.label), blocks, ends)
+    return Group(Text("accuracy on each task at the end, oldest first", style="dim"), Padding(grid, (0, 0, 0, 2)))
+
+
+def _warm_up(plan: Sequence[RunConfig]) -> None:
+    """A taste of every method, thrown away: libraries are loaded and kernels built before time is measured."""
+    with tempfile.TemporaryDirectory(prefix="drcl-") as folder:
+        for config in {config.method: config for config in plan}.values():
+            small = {**config.benchmark_options, "tasks": 2, "epochs": 1}
+            job = sweep.Job(replace(config, benchmark_options=small), Path(folder) / config.method)
+            workers.here([(0, job)], lambda update: None)

@@ -1,0 +1,194 @@
+"""Many runs from one file: benchmarks x methods x seeds x grids, here in processes or on a Ray cluster.
+
+A sweep file is TOML::
+
+    benchmarks = ["digits-permuted", "digits-split"]
+    methods = ["sgd", "ewc", "drcl"]
+    seeds = [0, 1, 2]             # or a number: seeds = 3
+
+    [options]                     # for every run: anything `drcl run -o` takes
+    epochs = 5
+
+    [benchmark.digits-split]      # for the runs of one benchmark
+    lr = 0.01
+
+    [method.drcl]                 # for the runs of one method; wins over [benchmark.*], which wins over [options]
+    memory = "sum"
+
+    [grid]                        # every value of every list, for all methods ...
+    batch = [32, 64]
+
+    [grid.ewc]                    # ... and for one method; several keys make all their combinations
+    strength = [1.0, 10.0, 100.0]
+
+Every run has its own directory, named after what it is. A finished one is not run again, a stopped one goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drcl.lab.options import nearest
+from drcl.lab.rundir import Run
+
+if TYPE_CHECKING:
+    from drcl.lab.config import RunConfig
+
+KEYS = ("benchmarks", "methods", "seeds", "options", "benchmark", "method", "grid")
+
+
+class SweepError(ValueError):
+    """A sweep file that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep and where it is written."""
+
+    config: RunConfig
+    directory: Path
+    data_root: Path | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.directory.is_dir() and Run.read(self.directory).finished
+
+
+@dataclass(frozen=True)
+class Update:
+    """What is told about job number `index`: it was there already, it started, an event of it, how it ended."""
+
+    index: int
+    kind: str  # "there", "started", "event", "done" or "failed"
+    event: Any = None
+    reason: str = ""
+
+
+@dataclass
+class Outcome:
+    """How a sweep ended."""
+
+    done: list[Job] = field(default_factory=list)
+    there: list[Job] = field(default_factory=list)
+    failed: list[tuple[Job, str]] = field(default_factory=list)
+
+
+# A backend runs numbered jobs and tells what happens; an exception in it, Ctrl-C above all, stops what is running.
+Tell = Callable[[Update], None]
+Backend = Callable[[Sequence[tuple[int, Job]], Tell], None]
+
+
+def read(path: str | Path) -> list[RunConfig]:
+    """The runs a sweep file asks for, each checked before the first one starts."""
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as wrong:
+        raise SweepError(f"{path} is not valid TOML: {wrong}") from None
+    try:
+        return plan(table)
+    except (ValueError, TypeError) as wrong:
+        raise SweepError(f"{path}: {wrong}") from None
+
+
+def plan(table: Mapping[str, Any]) -> list[RunConfig]:
+    """The runs of a sweep as a table: seeds innermost, so that the first results are comparable early."""
+    from drcl.lab.config import RunConfig
+
+    for key in table:
+        if key not in KEYS:
+            raise SweepError(f"{key!r} is not a key of a sweep: {nearest(key, KEYS)}")
+    benchmarks, methods = _names(table, "benchmarks"), _names(table, "methods")
+    seeds = _seeds(table.get("seeds", [0]))
+    common, grid = _table(table, "options"), _table(table, "grid")
+    of_benchmark, of_method = _tables(table, "benchmark", benchmarks), _tables(table, "method", methods)
+    for key, value in grid.items():
+        if isinstance(value, Mapping) and key not in methods:
+            raise SweepError(f"[grid.{key}]: {key!r} is not among the methods: {nearest(key, methods)}")
+    for_all = {key: value for key, value in grid.items() if not isinstance(value, Mapping)}
+    planned: dict[str, RunConfig] = {}
+    for benchmark, seed, method in itertools.product(benchmarks, seeds, methods):
+        fixed = {**common, **of_benchmark.get(benchmark, {}), **of_method.get(method, {})}
+        for point in _points({**for_all, **grid.get(method, {})}):
+            config = RunConfig.make(benchmark, method, seed, {**fixed, **point})
+            planned.setdefault(config.name, config)
+    return list(planned.values())
+
+
+def _names(table: Mapping[str, Any], key: str) -> list[str]:
+    value = table.get(key)
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+        raise SweepError(f'{key} is {value!r}; give a list of names, such as {key} = ["..."]')
+    return list(dict.fromkeys(value))
+
+
+def _seeds(value: object) -> list[int]:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return list(range(value))
+    whole = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value)
+    if not whole or not value:
+        raise SweepError(f"seeds is {value!r}; give a list of whole numbers, or how many seeds from 0 on")
+    assert isinstance(value, list)
+    return list(dict.fromkeys(value))
+
+
+def _table(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise SweepError(f"{key} is {value!r}; make it a table: [{key}]")
+    return value
+
+
+def _tables(table: Mapping[str, Any], key: str, known: Sequence[str]) -> dict[str, dict[str, Any]]:
+    tables = _table(table, key)
+    for name, value in tables.items():
+        if name not in known:
+            raise SweepError(f"[{key}.{name}]: {name!r} is not among the {key}s: {nearest(name, known)}")
+        if not isinstance(value, dict):
+            raise SweepError(f"{key}.{name} is {value!r}; make it a table: [{key}.{name}]")
+    return tables
+
+
+def _points(grid: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise SweepError(f"grid.{key} is {values!r}; give the list of values to try")
+    return (dict(zip(grid, point)) for point in itertools.product(*grid.values()))
+
+
+# ---- running
+
+
+def jobs(configs: Iterable[RunConfig], out: str | Path, data_root: Path | None = None) -> list[Job]:
+    """A directory for each run, below `out`."""
+    return [Job(config, Path(out) / config.name, data_root) for config in configs]
+
+
+def run(todo: Sequence[Job], backend: Backend, tell: Tell = lambda update: None) -> Outcome:
+    """Run what is not finished yet; a failure is noted and the rest goes on."""
+    outcome = Outcome()
+    waiting = []
+    for index, job in enumerate(todo):
+        if job.finished:
+            outcome.there.append(job)
+            tell(Update(index, "there"))
+        else:
+            waiting.append((index, job))
+
+    def note(update: Update) -> None:
+        if update.kind == "done":
+            outcome.done.append(todo[update.index])
+        elif update.kind == "failed":
+            outcome.failed.append((todo[update.index], update.reason))
+        tell(update)
+
+    if waiting:
+        backend(waiting, note)
+    return outcome

@@ -1,0 +1,213 @@
+"""Choosing each method's strength fairly: on the first tasks, on validation data alone, with equal budgets.
+
+The search is the same for every method: a coarse grid on a log scale, then steps between the best value and its
+neighbours, or beyond the end of the grid if the best value stands there. No test set is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from drcl.lab import benchmarks, methods, options, sweep
+from drcl.lab.config import RunConfig
+from drcl.lab.rundir import Run
+
+STRENGTHS = ("strength", "lam")  # how methods call the one number that weighs old against new
+HELD_OUT = 0.2  # of the training data, where a benchmark has no validation split of its own
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One value that was tried; the score is the average accuracy on validation data, -inf if the run failed."""
+
+    method: str
+    key: str
+    value: float
+    score: float
+    accuracies: tuple[float, ...]
+    outcome: str  # "done", or why it failed
+    directory: Path
+
+
+@dataclass
+class Search:
+    """The trials of one method so far and what to try next."""
+
+    low: float
+    high: float
+    budget: int
+    scores: dict[float, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high or math.isinf(self.high):
+            raise ValueError(f"range {self.low:g}:{self.high:g}: give two numbers above 0, the smaller one first")
+        if self.budget < 3:
+            raise ValueError(f"budget={self.budget}: give at least 3 trials, or there is nothing to choose between")
+
+    @property
+    def best(self) -> float:
+        """The value with the best score; of equals the smallest, which restrains learning least."""
+        return min(self.scores, key=lambda value: (-self.scores[value], value))
+
+    def proposals(self) -> list[float]:
+        """What to try now: the whole grid at first, one value at a time later, nothing when the budget is spent."""
+        if not self.scores:
+            points = max(3, (self.budget + 1) // 2)
+            ratio = math.log(self.high / self.low) / (points - 1)
+            return [rounded(self.low * math.exp(ratio * k)) for k in range(points)]
+        return [] if len(self.scores) >= self.budget else [self._next()]
+
+    def _next(self) -> float:
+        tried = sorted(self.scores)
+        place = tried.index(self.best)
+        step = tried[1] / tried[0]
+        if place == 0:
+            return rounded(tried[0] / step)
+        if place == len(tried) - 1:
+            return rounded(tried[-1] * tried[-1] / tried[-2])
+        below, above = tried[place] / tried[place - 1], tried[place + 1] / tried[place]
+        if math.isclose(below, above, rel_tol=0.05):  # equal gaps: towards the better neighbour
+            upwards = self.scores[tried[place + 1]] > self.scores[tried[place - 1]]
+        else:
+            upwards = above > below
+        other = tried[place + 1] if upwards else tried[place - 1]
+        return rounded(math.sqrt(tried[place] * other))
+
+
+def rounded(value: float) -> float:
+    """Two digits are more than a strength needs, and they are readable."""
+    return float(f"{value:.1e}")
+
+
+def strength_key(method: str) -> str | None:
+    """The name of the method's strength, if it has one."""
+    known = options.hints(methods.get(method))
+    return next((key for key in STRENGTHS if key in known), None)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned, and where everything that was tried is written."""
+
+    benchmark: str
+    methods: Sequence[str]
+    out: Path
+    tasks: int = 3
+    budget: int = 8
+    seed: int = 0
+    low: float = 1e-3
+    high: float = 1e3
+    options: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    data_root: Path | None = None
+
+    def __post_init__(self) -> None:
+        there = benchmarks.get(self.benchmark).tasks
+        if not 1 <= self.tasks <= there:
+            raise ValueError(f"tasks={self.tasks}: {self.benchmark} has {there}; give 1 to {there}")
+        for method in self.methods:
+            self.key(method)
+            self.config(method, math.sqrt(self.low * self.high))
+        self.search()
+
+    def key(self, method: str) -> str:
+        found = self.keys.get(method) or strength_key(method)
+        if found is None:
+            known = ", ".join(options.hints(methods.get(method))) or "none"
+            raise ValueError(f"{method!r} has no strength to tune (its options: {known}); leave it out or name a key")
+        return found
+
+    def search(self) -> Search:
+        return Search(self.low, self.high, self.budget)
+
+    def config(self, method: str, value: float) -> RunConfig:
+        """The trial run: first tasks only, scored on validation data, which is held out if there is none."""
+        made = RunConfig.make(self.benchmark, method, self.seed, self.options).make_benchmark()
+        trial: dict[str, Any] = {"benchmark.tasks": self.tasks, "training.evaluate_on": "valid"}
+        if made.valid == 0:
+            trial["benchmark.valid"] = HELD_OUT
+        chosen = {f"method.{self.key(method)}": value}
+        return RunConfig.make(self.benchmark, method, self.seed, {**self.options, **trial, **chosen})
+
+    # ---- running
+
+    def run(
+        self, backend: sweep.Backend, watch: Callable[[Sequence[sweep.Job]], sweep.Tell] | None = None
+    ) -> list[Trial]:
+        """Every trial of every method, in rounds that all methods take part in."""
+        searches = {method: self.search() for method in self.methods}
+        trials: list[Trial] = []
+        while True:
+            asked = [(method, value) for method, search in searches.items() for value in search.proposals()]
+            if not asked:
+                return trials
+            todo = sweep.jobs([self.config(*each) for each in asked], self.out / "trials", self.data_root)
+            outcome = sweep.run(todo, backend, watch(todo) if watch else lambda update: None)
+            reasons = {job.directory: why for job, why in outcome.failed}
+            for (method, value), job in zip(asked, todo):
+                trial = self._trial(method, value, job.directory, reasons.get(job.directory))
+                searches[method].scores[value] = trial.score
+                trials.append(trial)
+            self.write(trials)
+
+    def _trial(self, method: str, value: float, directory: Path, failed: str | None) -> Trial:
+        accuracies: tuple[float, ...] = ()
+        score = -math.inf
+        if failed is None:
+            run = Run.read(directory)
+            accuracies = tuple(map(float, run.matrix[-1]))
+            average = run.value("average_accuracy")
+            score = -math.inf if math.isnan(average) else float(average)
+        return Trial(method, self.key(method), value, score, accuracies, failed or "done", directory)
+
+    # ---- what is left on disk
+
+    def write(self, trials: Sequence[Trial]) -> None:
+        """Everything tried so far (``trials.csv``) and, for each method, the best of it."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with (self.out / "trials.csv").open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, lineterminator="\n")
+            tasks = [f"task_{k}" for k in range(self.tasks)]
+            table.writerow(["method", "key", "value", "validation_accuracy", *tasks, "outcome", "run"])
+            for trial in trials:
+                score = "" if math.isinf(trial.score) else repr(trial.score)
+                each = [repr(a) for a in trial.accuracies] or [""] * self.tasks
+                place = trial.directory.relative_to(self.out).as_posix()
+                table.writerow([trial.method, trial.key, repr(trial.value), score, *each, trial.outcome, place])
+        best = best_of(trials)
+        told = f"# {self.budget} trials a method on the validation data of the first {self.tasks} tasks of "
+        told += f"{self.benchmark}, seed {self.seed}; all of them are in trials.csv\n\n"
+        plan = {
+            "benchmarks": [self.benchmark],
+            "methods": list(best),
+            "seeds": [self.seed],
+            "options": dict(self.options),
+            "method": {method: {trial.key: trial.value} for method, trial in best.items()},
+        }
+        (self.out / "tuned.toml").write_text(told + tomli_w.dumps(plan), encoding="utf-8")
+        for method, trial in best.items():
+            chosen = {**self.options, f"method.{trial.key}": trial.value}
+            config = RunConfig.make(self.benchmark, method, self.seed, chosen)
+            tables = {name: dict(getattr(config, name)) for name in ("benchmark_options", "method_options", "training")}
+            content = {"benchmark": config.benchmark, "method": method, "seed": config.seed}
+            content |= {name: table for name, table in tables.items() if table}
+            (self.out / f"{method}.toml").write_text(told + tomli_w.dumps(content), encoding="utf-8")
+
+
+def best_of(trials: Iterable[Trial]) -> dict[str, Trial]:
+    """The best trial of each method that had one; of equals the smallest strength."""
+    best: dict[str, Trial] = {}
+    for trial in trials:
+        if math.isinf(trial.score):
+            continue
+        known = best.get(trial.method)
+        if known is None or (-trial.score, trial.value) < (-known.score, known.value):
+            best[trial.method] = trial
+    return best

@@ -1,0 +1,167 @@
+"""Tuning: the search itself on known functions, and that no test set is ever read."""
+
+from __future__ import annotations
+
+import csv
+import math
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from drcl.lab import sweep, workers
+from drcl.lab.batches import Examples
+from drcl.lab.benchmarks import Benchmark
+from drcl.lab.cli import app
+from drcl.lab.config import RunConfig
+from drcl.lab.rundir import Run
+from drcl.lab.tune import Search, Trial, Tuning, best_of
+
+QUICK = {"epochs": 1, "limit_per_class": 20}
+
+
+def search(score, low=1e-3, high=1e3, budget=12) -> Search:
+    made = Search(low, high, budget)
+    while asked := made.proposals():
+        for value in asked:
+            made.scores[value] = score(value)
+    return made
+
+
+@pytest.mark.parametrize("peak", [0.02, 1.0, 5.0, 70.0])
+def test_the_search_comes_near_a_peak_within_its_budget(peak):
+    found = search(lambda value: -abs(math.log(value / peak)))
+    assert len(found.scores) == 12
+    assert abs(math.log(found.best / peak)) < math.log(2)
+
+
+@pytest.mark.parametrize("peak", [1e-5, 1e5])
+def test_the_search_leaves_a_range_that_was_chosen_wrong(peak):
+    found = search(lambda value: -abs(math.log(value / peak)))
+    assert abs(math.log(found.best / peak)) < math.log(10)
+
+
+def test_the_first_trials_are_a_log_grid_and_a_tie_goes_to_the_smaller_value():
+    made = Search(0.01, 100.0, 9)
+    assert made.proposals() == [0.01, 0.1, 1.0, 10.0, 100.0]
+    made.scores = dict.fromkeys(made.proposals(), 0.5)
+    assert made.best == 0.01
+    assert made.proposals() == [0.001]
+
+
+def test_a_value_is_never_tried_twice_even_if_all_fail():
+    found = search(lambda value: -math.inf)
+    assert len(found.scores) == 12
+
+
+@pytest.mark.parametrize("given", [{"low": 0.0}, {"low": 5.0, "high": 1.0}, {"high": math.inf}, {"budget": 2}])
+def test_a_senseless_search_is_refused(given):
+    with pytest.raises(ValueError, match=r"range|budget"):
+        Search(**{"low": 1.0, "high": 10.0, "budget": 5, **given})
+
+
+def test_the_best_of_failed_trials_is_none(tmp_path):
+    lost = Trial("ewc", "lam", 1.0, -math.inf, (), "it diverged", tmp_path)
+    assert best_of([lost]) == {}
+
+
+class Forbidden(Examples):
+    """A test set that must not be looked at."""
+
+    def __init__(self, like: Examples) -> None:
+        self.__dict__.update(like.__dict__)
+
+    def __getattribute__(self, name):
+        if name.startswith("__"):
+            return super().__getattribute__(name)
+        raise AssertionError(f"the test set was read: {name}")
+
+    def __len__(self):
+        raise AssertionError("the test set was counted")
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """Every stream's test sets raise when they are touched."""
+    real = Benchmark.stream
+
+    def stream(self, *args, **given):
+        made = real(self, *args, **given)
+        build = made._make
+
+        def make(index):
+            task = build(index)
+            object.__setattr__(task, "test", Forbidden(task.test))
+            return task
+
+        made._make = make
+        return made
+
+    monkeypatch.setattr(Benchmark, "stream", stream)
+
+
+def test_the_guard_bites(guarded, tmp_path):
+    job = sweep.jobs(sweep.plan({"benchmarks": "digits-split", "methods": "sgd", "options": QUICK}), tmp_path)
+    outcome = sweep.run(job, workers.here)
+    assert "the test set was" in outcome.failed[0][1]
+
+
+def test_tuning_reads_no_test_set_and_gives_every_method_the_same(guarded, tmp_path):
+    tuning = Tuning("digits-permuted", ["ewc", "drcl"], tmp_path, tasks=2, budget=4, options=QUICK)
+    trials = tuning.run(workers.here)
+    assert {trial.outcome for trial in trials} == {"done"}
+    for method, key in (("ewc", "lam"), ("drcl", "strength")):
+        mine = [trial for trial in trials if trial.method == method]
+        assert len({trial.value for trial in mine}) == 4
+        assert {trial.key for trial in mine} == {key}
+    for trial in trials:
+        run = Run.read(trial.directory)
+        assert run.tasks == 2
+        assert run.seed == 0
+        assert trial.score == pytest.approx(sum(run.matrix[-1]) / 2, abs=1e-12)
+
+
+def test_validation_data_is_held_out_of_training_where_there_is_none(tmp_path):
+    tuning = Tuning("digits-permuted", ["ewc"], tmp_path, tasks=1, budget=3, options=QUICK)
+    config = tuning.config("ewc", 1.0)
+    task = config.make_benchmark().stream(seed=0, **config.stream_options())[0]
+    full = RunConfig.make("digits-permuted", "ewc", 0, QUICK)
+    whole = full.make_benchmark().stream(seed=0, **full.stream_options())[0]
+    assert len(task.valid) > 0
+    assert len(task.train) + len(task.valid) == len(whole.train)
+
+
+def test_what_was_tried_and_what_was_chosen_are_written(tmp_path):
+    out = tmp_path / "tuning"
+    command = ["tune", "digits-permuted", "--methods", "ewc,l2", "--tasks", "2", "--budget", "3", "--out", str(out)]
+    command += ["--range", "0.01:1", "-o", "epochs=1", "-o", "limit_per_class=20"]
+    answer = CliRunner().invoke(app, command)
+    assert answer.exit_code == 0, answer.output
+    with (out / "trials.csv").open() as file:
+        tried = list(csv.DictReader(file))
+    assert [(row["method"], float(row["value"])) for row in tried] == [
+        (method, value) for method in ("ewc", "l2") for value in (0.01, 0.1, 1.0)
+    ]
+    best = {}
+    for method in ("ewc", "l2"):
+        mine = [row for row in tried if row["method"] == method]
+        best[method] = float(
+            max(mine, key=lambda row: (float(row["validation_accuracy"]), -float(row["value"])))["value"]
+        )
+    tuned = tomllib.loads((out / "tuned.toml").read_text())
+    assert {method: table["lam"] for method, table in tuned["method"].items()} == best
+    planned = sweep.read(out / "tuned.toml")
+    assert {config.method: config.method_options["lam"] for config in planned} == best
+    assert all("tasks" not in config.benchmark_options and not config.training for config in planned)
+    single = RunConfig.from_toml(out / "ewc.toml")
+    assert single == next(config for config in planned if config.method == "ewc")
+    # asked again, nothing is run again
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 0
+    assert again.stdout.count("there already") == 6
+
+
+def test_a_method_without_strength_is_refused_in_a_sentence(tmp_path):
+    answer = CliRunner().invoke(app, ["tune", "digits-permuted", "--methods", "sgd", "--out", str(tmp_path)])
+    assert answer.exit_code == 2
+    assert "'sgd' has no strength to tune" in answer.stderr
