@@ -13,6 +13,7 @@ from drcl.lab import methods, networks, streams
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.learner import Learner, Plan, Watcher
 from drcl.lab.methods.base import Method
+from drcl.lab.pixels import View
 from drcl.lab.training import Training
 
 PLAN = Plan(epochs=2, batch=8, lr=0.05, momentum=0.9)
@@ -29,7 +30,7 @@ def stream(scenario: str = "task", tasks: int = 2) -> streams.Stream:
         return Split(images, labels)
 
     data = DataSet("blobs", split(16), split(10), tuple(map(str, range(2 * tasks))))
-    return streams.class_split(data, seed=1, classes_per_task=2, scenario=scenario)
+    return streams.class_split(data, seed=1, classes_per_task=2, scenario=scenario, view=View((0.5,), (0.25,)))
 
 
 def make(method: str, **options) -> Method:
@@ -63,12 +64,12 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("scenario", ["task", "domain", "class"])
 @pytest.mark.parametrize("name", methods.names())
 def test_it_learns_in_every_scenario_it_takes(name, scenario, kind):
-    made = learner(make(name), stream(scenario), kind=kind)
+    made = learner(make(name), stream(scenario), Plan(epochs=4, batch=8, lr=0.05, momentum=0.9), kind)
     made.run()
     last = made.matrix[-1]
     assert all(0 <= value <= 1 for value in last)
-    assert max(last) > 0.5
-    assert made.cost.gradient_evaluations >= 2 * 2 * 4 * (1 if name != "joint" else 0)
+    assert np.nanmax(made.matrix) > 0.7  # two classes: a guess is right half the time
+    assert made.cost.gradient_evaluations >= 2 * 4 * 4 * (1 if name != "joint" else 0)
     assert made.cost.state_bytes >= 0
     assert all(p.isfinite().all() for p in made.model.state_dict().values())
 
@@ -153,7 +154,7 @@ def prepared(name: str, tasks: int = 1, scenario: str = "domain", **options):
 def test_the_penalty_is_zero_at_the_start_and_its_gradient_is_the_closed_form(name):
     made, start = prepared(name, lam=3.0)
     method = made.method
-    assert float(method.penalty()) == 0
+    assert float(method.penalty().detach()) == 0
     with torch.no_grad():
         for p in made.model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
