@@ -161,6 +161,21 @@ def test_what_was_tried_and_what_was_chosen_are_written(tmp_path):
     assert again.stdout.count("there already") == 6
 
 
+def test_an_option_may_be_given_to_one_method_alone(tmp_path):
+    given = {"epochs": 1, "drcl.splitting": "forward-backward"}
+    tuning = Tuning("digits-permuted", ["ewc", "drcl"], tmp_path, tasks=1, options=given)
+    assert tuning.config("drcl", 0.5).method_options == {"splitting": "forward-backward", "strength": 0.5}
+    assert tuning.config("ewc", 0.5).method_options == {"lam": 0.5}
+    with pytest.raises(ValueError, match="not tuned here"):
+        Tuning("digits-permuted", ["ewc"], tmp_path, tasks=1, options=given)
+
+
+def test_a_run_judged_on_validation_data_needs_some(tmp_path):
+    plan = {"benchmarks": "digits-split", "methods": "sgd", "options": {**QUICK, "evaluate_on": "valid"}}
+    outcome = sweep.run(sweep.jobs(sweep.plan(plan), tmp_path), workers.here)
+    assert "hold some out with valid=0.2" in outcome.failed[0][1]
+
+
 def test_a_method_without_strength_is_refused_in_a_sentence(tmp_path):
     answer = CliRunner().invoke(app, ["tune", "digits-permuted", "--methods", "sgd", "--out", str(tmp_path)])
     assert answer.exit_code == 2
