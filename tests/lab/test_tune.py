@@ -155,6 +155,7 @@ def test_what_was_tried_and_what_was_chosen_are_written(tmp_path):
     assert all("tasks" not in config.benchmark_options and not config.training for config in planned)
     single = RunConfig.from_toml(out / "ewc.toml")
     assert single == next(config for config in planned if config.method == "ewc")
+    assert tuned["options"] == {"epochs": 1, "limit_per_class": 20}
     # asked again, nothing is run again
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0
@@ -168,6 +169,16 @@ def test_an_option_may_be_given_to_one_method_alone(tmp_path):
     assert tuning.config("ewc", 0.5).method_options == {"lam": 0.5}
     with pytest.raises(ValueError, match="not tuned here"):
         Tuning("digits-permuted", ["ewc"], tmp_path, tasks=1, options=given)
+
+
+def test_a_shared_option_keeps_its_owner_in_the_file(tmp_path):
+    given = {"benchmark.momentum": "0.5", "lr": "0.25"}
+    tuning = Tuning("digits-permuted", ["l2", "drcl"], tmp_path, tasks=1, options=given)
+    trials = [Trial(m, tuning.key(m), 0.5, 0.9, (0.9,), "done", tmp_path / "trials" / m) for m in ("l2", "drcl")]
+    tuning.write(trials)
+    for config in sweep.read(tmp_path / "tuned.toml"):
+        assert config.benchmark_options == {"momentum": 0.5, "lr": 0.25}
+        assert config.method_options == {tuning.key(config.method): 0.5}
 
 
 def test_a_run_judged_on_validation_data_needs_some(tmp_path):

@@ -199,21 +199,40 @@ class Tuning:
         best = best_of(trials)
         told = f"# {self.budget} trials a method on the validation data of the first {self.tasks} tasks of "
         told += f"{self.benchmark}, seed {self.seed}; all of them are in trials.csv\n\n"
+        chosen = {
+            method: RunConfig.make(
+                self.benchmark,
+                method,
+                self.seed,
+                {**self.options_of(method), f"method.{trial.key}": trial.value},
+            )
+            for method, trial in best.items()
+        }
         plan = {
             "benchmarks": [self.benchmark],
             "methods": list(best),
             "seeds": [self.seed],
-            "options": self._common(),
-            "method": {method: {**self._special(method), trial.key: trial.value} for method, trial in best.items()},
+            "options": _shared(list(chosen.values())),
+            "method": {method: config.method_options for method, config in chosen.items()},
         }
         (self.out / "tuned.toml").write_text(told + tomli_w.dumps(plan), encoding="utf-8")
-        for method, trial in best.items():
-            chosen = {**self.options_of(method), f"method.{trial.key}": trial.value}
-            config = RunConfig.make(self.benchmark, method, self.seed, chosen)
-            tables = {name: dict(getattr(config, name)) for name in ("benchmark_options", "method_options", "training")}
-            content = {"benchmark": config.benchmark, "method": method, "seed": config.seed}
-            content |= {name: table for name, table in tables.items() if table}
+        for method, config in chosen.items():
+            content: dict[str, Any] = {"benchmark": config.benchmark, "method": method, "seed": config.seed}
+            for name in ("benchmark_options", "method_options", "training"):
+                if getattr(config, name):
+                    content[name] = getattr(config, name)
             (self.out / f"{method}.toml").write_text(told + tomli_w.dumps(content), encoding="utf-8")
+
+
+def _shared(configs: Sequence[RunConfig]) -> dict[str, Any]:
+    """The options that are not a method's, as a sweep takes them: with a prefix where a method has one of that name."""
+    found: dict[str, Any] = {}
+    for config in configs:
+        for prefix, table in (("benchmark", config.benchmark_options), ("training", config.training)):
+            for key, value in table.items():
+                taken = any(key in options.hints(methods.get(other.method)) for other in configs)
+                found[f"{prefix}.{key}" if taken else key] = value
+    return found
 
 
 def best_of(trials: Iterable[Trial]) -> dict[str, Trial]:
