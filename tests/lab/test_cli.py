@@ -34,7 +34,7 @@ def call(*arguments: object):
 def command(*arguments: object, **given) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "drcl", *map(str, arguments)]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False, **given)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False, **given)
 
 
 @pytest.fixture(scope="module")
@@ -182,26 +182,30 @@ def test_the_real_command_fails_without_a_traceback(tmp_path):
 
 
 def test_control_c_stops_a_run_that_can_go_on(tmp_path):
-    words = ["run", "digits-permuted", "-m", "sgd", "--out", str(tmp_path), "--name", "x", "-o", "tasks=3"]
-    words += ["-o", "limit_per_class=12"]
+    words = ["run", "digits-permuted", "-m", "sgd", "--out", str(tmp_path), "--name", "x", "-o", "tasks=4"]
+    words += ["-o", "limit_per_class=12", "-o", "epochs=60"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "drcl", *words, "-o", "epochs=500"],
+        [sys.executable, "-m", "drcl", *words],
         env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     curve = tmp_path / "x" / "curve.csv"
-    end = time.monotonic() + 40
-    # a line of the second task: the checkpoint between the two is there
-    while not (curve.exists() and "\n1," in curve.read_text()) and time.monotonic() < end:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=20)
+    end = time.monotonic() + 120
+    try:
+        # a line of the second task: the checkpoint between the two is there
+        while not (curve.exists() and "\n1," in curve.read_text()):
+            assert time.monotonic() < end, "it did not come to the second task"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, errors
     assert "the same command goes on" in output
     assert "Traceback" not in errors
-    answer = call(*words, "-o", "epochs=500")
+    answer = call(*words)
     assert answer.exit_code == 0, answer.output
     assert "going on from task" in answer.stdout
     assert Run.read(tmp_path / "x").finished

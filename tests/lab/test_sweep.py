@@ -145,43 +145,53 @@ def _tell_threads(job, pipe, threads):
     pipe.send(("failed", f"{os.environ['OMP_NUM_THREADS']} {threads}"))
 
 
-def start(tmp_path: Path, *arguments: str) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "drcl", "sweep", *arguments],
-        env=environment,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@pytest.fixture
+def start(tmp_path):
+    """Start ``drcl sweep`` in a group of processes of its own, which does not outlive the test."""
+    started: list[subprocess.Popen] = []
+
+    def run(*arguments: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "drcl", "sweep", *arguments],
+            env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if _alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
-def wait_for(condition, seconds: float = 40) -> None:
+def wait_for(condition, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path, how):
-    long = {**QUICK, "epochs": 400, "tasks": 3}
-    file = write(tmp_path / "sweep.toml", options=long, seeds=[0, 1])
+def test_a_stopped_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path, start, how):
+    file = write(tmp_path / "sweep.toml", options={**QUICK, "epochs": 60, "tasks": 4}, seeds=[0, 1])
     first, second = (tmp_path / "runs" / config.name for config in sweep.read(file))
-    process = start(tmp_path, str(file), "--jobs", "1")
-    # the second run has begun its second task: there is something to go on from
+    process = start(str(file), "--jobs", "1")
     wait_for(lambda: second.is_dir() and Run.read(second).tasks_done >= 1)
     if how == signal.SIGKILL:
         process.kill()
     else:
         os.killpg(process.pid, how)  # as a terminal does it
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     if how == signal.SIGINT:
         assert process.returncode == 130
         assert "stopped with 1 of 2 runs finished" in output
-    wait_for(lambda: not _alive(process.pid), 10)
+    wait_for(lambda: not _alive(process.pid))
     assert Run.read(first).finished
     assert not Run.read(second).finished
     before = (first / "result.json").stat().st_mtime_ns

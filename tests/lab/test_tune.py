@@ -155,10 +155,36 @@ def test_what_was_tried_and_what_was_chosen_are_written(tmp_path):
     assert all("tasks" not in config.benchmark_options and not config.training for config in planned)
     single = RunConfig.from_toml(out / "ewc.toml")
     assert single == next(config for config in planned if config.method == "ewc")
+    assert tuned["options"] == {"epochs": 1, "limit_per_class": 20}
     # asked again, nothing is run again
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0
     assert again.stdout.count("there already") == 6
+
+
+def test_an_option_may_be_given_to_one_method_alone(tmp_path):
+    given = {"epochs": 1, "drcl.splitting": "forward-backward"}
+    tuning = Tuning("digits-permuted", ["ewc", "drcl"], tmp_path, tasks=1, options=given)
+    assert tuning.config("drcl", 0.5).method_options == {"splitting": "forward-backward", "strength": 0.5}
+    assert tuning.config("ewc", 0.5).method_options == {"lam": 0.5}
+    with pytest.raises(ValueError, match="not tuned here"):
+        Tuning("digits-permuted", ["ewc"], tmp_path, tasks=1, options=given)
+
+
+def test_a_shared_option_keeps_its_owner_in_the_file(tmp_path):
+    given = {"benchmark.momentum": "0.5", "lr": "0.25"}
+    tuning = Tuning("digits-permuted", ["l2", "drcl"], tmp_path, tasks=1, options=given)
+    trials = [Trial(m, tuning.key(m), 0.5, 0.9, (0.9,), "done", tmp_path / "trials" / m) for m in ("l2", "drcl")]
+    tuning.write(trials)
+    for config in sweep.read(tmp_path / "tuned.toml"):
+        assert config.benchmark_options == {"momentum": 0.5, "lr": 0.25}
+        assert config.method_options == {tuning.key(config.method): 0.5}
+
+
+def test_a_run_judged_on_validation_data_needs_some(tmp_path):
+    plan = {"benchmarks": "digits-split", "methods": "sgd", "options": {**QUICK, "evaluate_on": "valid"}}
+    outcome = sweep.run(sweep.jobs(sweep.plan(plan), tmp_path), workers.here)
+    assert "hold some out with valid=0.2" in outcome.failed[0][1]
 
 
 def test_a_method_without_strength_is_refused_in_a_sentence(tmp_path):

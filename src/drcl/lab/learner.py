@@ -89,6 +89,8 @@ class Learner:
         self.stream, self.plan, self.seed = stream, plan, seed
         self.training = training or Training()
         self.watcher = watcher or Watcher()
+        if self.training.evaluate_on == "valid" and not len(stream[0].valid):
+            raise ValueError("evaluate_on=valid: there is no validation data; hold some out with valid=0.2")
         self.device = pick_device(self.training.device)
         setting = Setting(
             scenario=stream.scenario,
@@ -304,7 +306,13 @@ class Learner:
         parallel.same_buffers(self.model)
         with self.method.deployed():
             for j in chosen:
-                out[j] = measures.accuracy(self.method, self.stream[j], self.training.evaluate_batch, self._cast())
+                out[j] = measures.accuracy(
+                    self.method,
+                    self.stream[j],
+                    self.training.evaluate_batch,
+                    self._cast(),
+                    self.training.evaluate_on,
+                )
         self.cost.switch(before)
         return out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,17 +17,24 @@ from drcl.lab.streams import Task
 
 
 @torch.no_grad()
-def accuracy(method: Method, task: Task, batch: int, cast: AbstractContextManager[object]) -> float:
-    """Share of a task's test images that are answered rightly, by running the model on them now."""
-    if not len(task.test):
+def accuracy(
+    method: Method,
+    task: Task,
+    batch: int,
+    cast: AbstractContextManager[object],
+    on: Literal["test", "valid"] = "test",
+) -> float:
+    """Share of a task's test (or validation) images that are answered rightly, by running the model on them now."""
+    images = task.test if on == "test" else task.valid
+    if not len(images):
         return math.nan
     device, here = method.setting.device, parallel.world()
     hits = torch.zeros((), dtype=torch.int64, device=device)
     with cast:
-        for number, (x, y) in enumerate(task.test.batches(batch, shuffle=False, augment=False)):
+        for number, (x, y) in enumerate(images.batches(batch, shuffle=False, augment=False)):
             if number % here.size == here.rank:
                 hits += (method.predict(x.to(device), task).argmax(1) == y.to(device)).sum()
-    return int(parallel.total(hits)) / len(task.test)
+    return int(parallel.total(hits)) / len(images)
 
 
 @torch.no_grad()

@@ -92,7 +92,7 @@ class _Bars:
         grid.add_row("tasks", bar(s.share, 36), counted, average)
         if s.ended is None:
             epochs = f"epoch {s.epoch + 1}/{s.epochs}" if s.epoch is not None and s.epochs else ""
-            loss = "" if math.isnan(s.loss) else f"{s.loss:.4f}"
+            loss = "–" if math.isnan(s.loss) else f"{s.loss:.4f}"
             last = Text.assemble(("loss ", "dim"), loss) if s.phase == "training" else Text(s.phase, style="dim")
             grid.add_row(f"task {min(s.task + 1, s.tasks or 1)}", bar(s.part, 36), epochs, last)
         head = Text.assemble((self.title, "bold"), (f"   {clock(s.seconds)}", "dim"))

@@ -25,6 +25,9 @@ class Training:
     evaluate: Literal["auto", "all", "ends"] = option(
         "auto", "test sets after each task: all seen, or the new one only and all at the end (auto: online streams)"
     )
+    evaluate_on: Literal["test", "valid"] = option(
+        "test", "whose accuracy is measured; valid is for choosing settings and leaves the test sets unread"
+    )
     evaluate_unseen: bool = option(False, "also test on tasks still to come, for forward transfer")
     evaluate_batch: int = option(256, "images a batch when testing")
     first_epoch: bool = option(True, "test once more after the first epoch of a task (after-one-epoch accuracy)")

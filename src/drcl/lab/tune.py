@@ -112,6 +112,9 @@ class Tuning:
         there = benchmarks.get(self.benchmark).tasks
         if not 1 <= self.tasks <= there:
             raise ValueError(f"tasks={self.tasks}: {self.benchmark} has {there}; give 1 to {there}")
+        for key in self.options:
+            if key.partition(".")[0] in methods.names() and key.partition(".")[0] not in self.methods:
+                raise ValueError(f"{key!r} is an option of a method that is not tuned here")
         for method in self.methods:
             self.key(method)
             self.config(method, math.sqrt(self.low * self.high))
@@ -129,12 +132,24 @@ class Tuning:
 
     def config(self, method: str, value: float) -> RunConfig:
         """The trial run: first tasks only, scored on validation data, which is held out if there is none."""
-        made = RunConfig.make(self.benchmark, method, self.seed, self.options).make_benchmark()
+        own = self.options_of(method)
+        made = RunConfig.make(self.benchmark, method, self.seed, own).make_benchmark()
         trial: dict[str, Any] = {"benchmark.tasks": self.tasks, "training.evaluate_on": "valid"}
         if made.valid == 0:
             trial["benchmark.valid"] = HELD_OUT
         chosen = {f"method.{self.key(method)}": value}
-        return RunConfig.make(self.benchmark, method, self.seed, {**self.options, **trial, **chosen})
+        return RunConfig.make(self.benchmark, method, self.seed, {**own, **trial, **chosen})
+
+    def options_of(self, method: str) -> dict[str, Any]:
+        """The options of one method's runs: those for all, and those given as ``method.key`` for it alone."""
+        return {**self._common(), **{f"method.{key}": value for key, value in self._special(method).items()}}
+
+    def _common(self) -> dict[str, Any]:
+        return {key: value for key, value in self.options.items() if key.partition(".")[0] not in methods.names()}
+
+    def _special(self, method: str) -> dict[str, Any]:
+        start = f"{method}."
+        return {key.removeprefix(start): value for key, value in self.options.items() if key.startswith(start)}
 
     # ---- running
 
@@ -184,21 +199,40 @@ class Tuning:
         best = best_of(trials)
         told = f"# {self.budget} trials a method on the validation data of the first {self.tasks} tasks of "
         told += f"{self.benchmark}, seed {self.seed}; all of them are in trials.csv\n\n"
+        chosen = {
+            method: RunConfig.make(
+                self.benchmark,
+                method,
+                self.seed,
+                {**self.options_of(method), f"method.{trial.key}": trial.value},
+            )
+            for method, trial in best.items()
+        }
         plan = {
             "benchmarks": [self.benchmark],
             "methods": list(best),
             "seeds": [self.seed],
-            "options": dict(self.options),
-            "method": {method: {trial.key: trial.value} for method, trial in best.items()},
+            "options": _shared(list(chosen.values())),
+            "method": {method: config.method_options for method, config in chosen.items()},
         }
         (self.out / "tuned.toml").write_text(told + tomli_w.dumps(plan), encoding="utf-8")
-        for method, trial in best.items():
-            chosen = {**self.options, f"method.{trial.key}": trial.value}
-            config = RunConfig.make(self.benchmark, method, self.seed, chosen)
-            tables = {name: dict(getattr(config, name)) for name in ("benchmark_options", "method_options", "training")}
-            content = {"benchmark": config.benchmark, "method": method, "seed": config.seed}
-            content |= {name: table for name, table in tables.items() if table}
+        for method, config in chosen.items():
+            content: dict[str, Any] = {"benchmark": config.benchmark, "method": method, "seed": config.seed}
+            for name in ("benchmark_options", "method_options", "training"):
+                if getattr(config, name):
+                    content[name] = getattr(config, name)
             (self.out / f"{method}.toml").write_text(told + tomli_w.dumps(content), encoding="utf-8")
+
+
+def _shared(configs: Sequence[RunConfig]) -> dict[str, Any]:
+    """The options that are not a method's, as a sweep takes them: with a prefix where a method has one of that name."""
+    found: dict[str, Any] = {}
+    for config in configs:
+        for prefix, table in (("benchmark", config.benchmark_options), ("training", config.training)):
+            for key, value in table.items():
+                taken = any(key in options.hints(methods.get(other.method)) for other in configs)
+                found[f"{prefix}.{key}" if taken else key] = value
+    return found
 
 
 def best_of(trials: Iterable[Trial]) -> dict[str, Trial]:

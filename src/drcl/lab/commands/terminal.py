@@ -27,12 +27,13 @@ def console(stderr: bool = False) -> Console:
     width = None
     if not stream.isatty() and "COLUMNS" not in os.environ:
         width = max(_PIPED_WIDTH, shutil.get_terminal_size().columns)
-    return Console(stderr=stderr, highlight=False, width=width, quiet=os.environ.get("RANK", "0") != "0")
+    return Console(stderr=stderr, highlight=False, width=width, quiet=not stderr and os.environ.get("RANK", "0") != "0")
 
 
 def fail(sentence: object, code: int = FAILURE) -> NoReturn:
     """Tell what is wrong on stderr and leave."""
-    console(stderr=True).print(Text.assemble(("drcl: ", "bold red"), str(sentence)), soft_wrap=True)
+    to = console(stderr=True)
+    to.print(Text.assemble(("drcl: ", "bold red"), str(sentence)), soft_wrap=not to.is_terminal)
     raise typer.Exit(code)
 
 
@@ -45,7 +46,7 @@ def notes(to: Console) -> Iterator[None]:
         words = reason(message) if isinstance(message, Warning) else str(message)
         if words not in seen:
             seen.add(words)
-            to.print(Text.assemble(("note: ", "yellow"), words), soft_wrap=True)
+            to.print(Text.assemble(("note: ", "yellow"), words), soft_wrap=not to.is_terminal)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
