@@ -15,6 +15,7 @@ from drcl.lab import networks, streams
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.methods.base import Batch, Method, Setting, Where
 from drcl.lab.networks import Network
+from drcl.lab.pixels import View
 from drcl.lab.streams import Stream
 
 KINDS = ("mlp", "cnn")
@@ -36,9 +37,10 @@ def toy_stream(scenario: str = "task", tasks: int = 3, per_class: int = 12, seed
         return Split(np.clip(prototypes[labels] + noise, 0, 255).astype(np.uint8), labels)
 
     data = DataSet("toy", part(per_class), part(6), tuple(f"class {c}" for c in range(classes)))
+    view = View(mean=(0.5,), std=(0.2,))
     if scenario == "domain":
-        return streams.permuted_inputs(data, seed=seed, tasks=tasks)
-    return streams.class_split(data, seed=seed, classes_per_task=2, scenario=scenario)  # type: ignore[arg-type]
+        return streams.permuted_inputs(data, seed=seed, tasks=tasks, view=view)
+    return streams.class_split(data, seed=seed, classes_per_task=2, scenario=scenario, view=view)  # type: ignore[arg-type]
 
 
 def network(kind: str, stream: Stream, seed: int = 0) -> Network:
