@@ -66,6 +66,12 @@ def draw(memory: Memory, count: int, generator: torch.Generator) -> Batch | None
     return Batch(memory["x"][rows], memory["y"][rows], memory["head"][rows])
 
 
+def trunk_and_heads(model: Network, heads: list[int]) -> dict[str, nn.Parameter]:
+    """What remembered examples can teach: the trunk and the heads of all tasks that have come."""
+    parts = [model.groups()["trunk"], *(model.head_parameters(head) for head in heads)]
+    return {name: p for part in parts for name, p in part.items()}
+
+
 def logits_by_head(model: Network, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of the batch and their logits, a head at a time."""
     heads = batch.heads()

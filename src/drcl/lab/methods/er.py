@@ -45,9 +45,7 @@ class ER(Method):
             self.state["heads"] = [*self.state["heads"], task.head]
 
     def parameters(self, task: Task) -> dict[str, nn.Parameter]:
-        """The trunk and the heads of all tasks that have come."""
-        heads = [self.model.head_parameters(head) for head in self.state["heads"]]
-        return {name: p for part in (self.model.groups()["trunk"], *heads) for name, p in part.items()}
+        return _memory.trunk_and_heads(self.model, self.state["heads"])
 
     def before_step(self, batch: Batch) -> Batch:
         self._offered = batch
