@@ -6,7 +6,7 @@ graph. It is the gradient autograd would give.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,8 @@ def add_pull(
     names = [name for name in anchor if parameters[name].grad is not None]
     if not names:
         return
-    drift: Sequence[Tensor] = torch._foreach_sub([parameters[n].detach() for n in names], [anchor[n] for n in names])
+    drift = list(torch._foreach_sub([parameters[n].detach() for n in names], [anchor[n] for n in names]))
     if importance is not None:
         torch._foreach_mul_(drift, [importance[n] for n in names])
-    torch._foreach_add_([parameters[n].grad for n in names], drift, alpha=lam)
+    gradients = [g for g in (parameters[n].grad for n in names) if g is not None]
+    torch._foreach_add_(gradients, drift, alpha=lam)
