@@ -19,6 +19,7 @@ from drcl.importance import MAS as Estimator
 from drcl.lab import seeds
 from drcl.lab.methods import _checks, _quadratic
 from drcl.lab.methods.base import Method
+from drcl.lab.parallel import Reduced
 from drcl.lab.streams import Task
 from drcl.lab.training import option
 
@@ -59,7 +60,7 @@ class MAS(Method):
         """Of one task, at the weights as they are."""
         count = len(task.train) if self.samples is None else min(self.samples, len(task.train))
         self.gradients += -(-count // self.setting.batch)
-        estimator = Estimator(samples=count, seed=seeds.derive(self.setting.seed, "mas", task.index))
+        estimator = Reduced(Estimator(samples=count, seed=seeds.derive(self.setting.seed, "mas", task.index)))
 
         def forward(model: nn.Module, batch: Any) -> tuple[Tensor, None]:
             logits = model(batch[0], task.head)
