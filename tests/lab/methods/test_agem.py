@@ -13,7 +13,7 @@ from drcl.lab import methods, networks
 from drcl.lab.methods.agem import AGEM, project
 from drcl.lab.methods.base import Batch, Setting
 
-from .walk import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream
+from .loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream
 
 
 def flat(tensors) -> np.ndarray:

@@ -12,7 +12,7 @@ from drcl.lab.methods import _memory
 from drcl.lab.methods.base import Batch
 from drcl.lab.methods.er import ER
 
-from .walk import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
+from .loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
 
 
 def fill(count: int, rows: int, size: int, seed: int) -> list[int]:

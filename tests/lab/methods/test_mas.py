@@ -10,7 +10,7 @@ import torch
 from drcl.lab import methods
 from drcl.lab.methods.mas import MAS
 
-from .walk import KINDS, Walk, assert_resumes, toy_stream, weights
+from .loop import KINDS, Walk, assert_resumes, toy_stream, weights
 
 
 def by_hand(model, task, names) -> dict[str, torch.Tensor]:

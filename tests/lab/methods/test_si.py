@@ -9,7 +9,7 @@ from drcl.lab import methods
 from drcl.lab.methods.base import Setting, Where
 from drcl.lab.methods.si import SI
 
-from .walk import KINDS, Walk, assert_resumes, network, toy_stream, weights
+from .loop import KINDS, Walk, assert_resumes, network, toy_stream, weights
 
 
 def descend(kind: str, lr: float, steps: int) -> tuple[float, float, float]:

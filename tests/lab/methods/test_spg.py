@@ -9,7 +9,7 @@ import torch
 from drcl.lab.methods.sgd import SGD
 from drcl.lab.methods.spg import SPG, soft_mask, standardised
 
-from .walk import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
+from .loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
 
 
 def by_hand(model, task, heads, names) -> dict[str, np.ndarray]:

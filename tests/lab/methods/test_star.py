@@ -11,7 +11,7 @@ from drcl.lab.methods.base import Batch, Setting
 from drcl.lab.methods.er import ER
 from drcl.lab.methods.star import STAR, perturbed
 
-from .walk import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
+from .loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
 
 
 def trained(kind: str, scenario: str = "task", **how) -> tuple[STAR, Batch, list[torch.Tensor]]:

@@ -14,7 +14,7 @@ from drcl.lab.methods import upgd
 from drcl.lab.methods.base import Setting, Where
 from drcl.lab.methods.upgd import UPGD, scaled
 
-from .walk import KINDS, Walk, assert_resumes, assert_same_weights, network, toy_stream, weights
+from .loop import KINDS, Walk, assert_resumes, assert_same_weights, network, toy_stream, weights
 
 SCALINGS = ("global", "local")
 
