@@ -25,10 +25,10 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 
-def toy_stream(scenario: str = "task", tasks: int = 3, per_class: int = 12, seed: int = 0) -> Stream:
+def toy_stream(scenario: str = "task", tasks: int = 3, per_class: int = 12, seed: int = 0, side: int = 8) -> Stream:
     """Two noisy prototypes a task: learnt in a few steps, and forgotten as quickly."""
     rng = np.random.default_rng(seed)
-    shape, classes = (1, 8, 8), 2 * tasks
+    shape, classes = (1, side, side), 2 * tasks
     prototypes = rng.integers(40, 216, (classes, *shape))
 
     def part(count: int) -> Split:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from drcl.lab import methods
+from drcl.lab import methods, networks
 from drcl.lab.methods import _memory
-from drcl.lab.methods.base import Batch
+from drcl.lab.methods.base import Batch, Setting
 from drcl.lab.methods.er import ER
 
 from .loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
@@ -135,6 +135,32 @@ def test_shared_heads(scenario):
     walk = Walk(ER(memory=60), toy_stream(scenario)).run()
     assert set(walk.method.state["memory"]["head"].tolist()) == {0}
     assert len(walk.accuracy[-1]) == 3
+
+
+def test_statistics_of_earlier_tasks_are_final():
+    """One replayed example of an old task: its own statistics normalise it and stay as they were."""
+    stream = toy_stream()
+    model = networks.build({"kind": "mlp", "hidden": [6], "norm": "per-task"}, stream)
+    method = ER()
+    method.build(model, Setting("task", 3, stream.heads, stream.shape, 0, 0.1, 0.0, 8))
+    x, y = stream[0].train.take(slice(0, 9))
+    for task in stream[:2]:
+        method.before_task(task)
+        model.train()
+        model(task.train.take(slice(0, 9))[0], task.head)
+    batch = Batch(x, y, torch.tensor([1] * 8 + [0]))
+    norm = model.trunk.norm1
+    before = norm.task_mean.clone()
+    loss = method.loss(batch)
+    assert torch.equal(norm.task_mean[0], before[0])
+    assert not torch.equal(norm.task_mean[1], before[1])
+    assert norm.training
+    entropy = torch.nn.functional.cross_entropy
+    with torch.no_grad():
+        current = entropy(model(x[:8], 1), y[:8], reduction="sum")
+        model.eval()
+        old = entropy(model(x[8:], 0), y[8:])
+    assert loss.item() == pytest.approx((current.item() + old.item()) / 9, rel=1e-5)
 
 
 def test_the_first_step_is_plain():

@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from drcl.lab import methods
+from drcl.lab import methods, networks
+from drcl.lab.methods.base import Setting
 from drcl.lab.methods.mas import MAS
 
 from .loop import KINDS, Walk, assert_resumes, toy_stream, weights
@@ -105,6 +106,15 @@ def test_state_is_two_numbers_a_weight():
     method = MAS()
     walk = Walk(method, toy_stream(), epochs=1, lr=0.01).run()
     assert method.state_bytes() == 2 * 4 * sum(p.numel() for p in walk.model.groups()["trunk"].values())
+
+
+def test_batch_statistics_are_refused():
+    stream = toy_stream()
+    setting = Setting("task", 3, stream.heads, stream.shape, 0, 0.1, 0.0, 8)
+    for norm in ("shared", "per-task", "frozen", "group"):
+        MAS().build(networks.build({"kind": "mlp", "hidden": [4], "norm": norm}, stream), setting)
+    with pytest.raises(ValueError, match=r"mas: layer 'trunk.norm1'.*choose norm="):
+        MAS().build(networks.build({"kind": "mlp", "hidden": [4], "norm": "batch"}, stream), setting)
 
 
 @pytest.mark.parametrize("wrong", [{"lam": -1.0}, {"decay": 1.5}, {"samples": 0}])

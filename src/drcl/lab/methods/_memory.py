@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from drcl.lab.methods.base import Batch
 from drcl.lab.networks import Network
+from drcl.lab.networks.norms import PerTaskBatchNorm
 
 Memory = dict[str, Any]  # x, y, head: one row an example; offered: how many have come by
 
@@ -73,18 +74,24 @@ def trunk_and_heads(model: Network, heads: list[int]) -> dict[str, nn.Parameter]
 
 
 def logits_by_head(model: Network, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of the batch and their logits, a head at a time."""
+    """Rows of the batch and their logits, a head at a time. The trunk sees all of them together, as it does in
+    training, unless its norm layers keep statistics for each task."""
     heads = batch.heads()
-    for head in torch.unique(heads).tolist():
+    present = torch.unique(heads).tolist()
+    apart = any(isinstance(layer, PerTaskBatchNorm) for layer in model.modules())
+    together = None if apart else model.features(batch.x, present[0])
+    for head in present:
         rows = (heads == head).nonzero().squeeze(1)
-        yield rows, model(batch.x[rows], head)
+        yield rows, model(batch.x[rows], head) if together is None else model.heads(together[rows], head)
 
 
 @contextlib.contextmanager
-def judging(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a look at remembered examples: no dropout, and no norm statistics are written."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+def judging(model: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[None]:
+    """Evaluation mode for a look at remembered examples: no dropout, and no norm statistics are written. With `kind`
+    only for modules of that kind."""
+    modes = [(module, module.training) for module in model.modules() if isinstance(module, kind)]
+    for module, _ in modes:
+        module.training = False
     try:
         yield
     finally:

@@ -5,20 +5,25 @@
 
 Examples are offered in the first epoch of a task only: offered in every one, a task with more epochs would fill the
 memory with copies. They are kept as the network saw them, augmentation included.
+
+Where norm layers keep statistics for each task, those of earlier tasks are final: a handful of replayed examples would
+spoil them, and a single one has none. Replayed examples are normalised by them as they will be when judged.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from drcl.lab import seeds
 from drcl.lab.methods import _checks, _memory
-from drcl.lab.methods.base import Batch, Method, Setting
+from drcl.lab.methods.base import Batch, Method, Setting, mixed_cross_entropy
 from drcl.lab.networks import Network
+from drcl.lab.networks.norms import PerTaskBatchNorm
 from drcl.lab.streams import Task
 from drcl.lab.training import option
 
@@ -51,6 +56,21 @@ class ER(Method):
         self._offered = batch
         remembered = _memory.draw(self.state["memory"], self.replay or len(batch), self.dice("replay"))
         return batch if remembered is None else batch.with_more(self.to_device(remembered))
+
+    def loss(self, batch: Batch) -> Tensor:
+        if not any(isinstance(layer, PerTaskBatchNorm) for layer in self.model.modules()):
+            return self.cross_entropy(batch)
+        current = batch.heads() == self.state["heads"][-1]
+        total = batch.x.new_zeros(())
+        for rows, mode in ((current, contextlib.nullcontext()), (~current, self._final_statistics())):
+            if rows.any():
+                with mode:
+                    part = batch.rows(rows.nonzero().squeeze(1))
+                    total = total + mixed_cross_entropy(self.model, part) * (len(part) / len(batch))
+        return total
+
+    def _final_statistics(self) -> contextlib.AbstractContextManager[None]:
+        return _memory.judging(self.model, PerTaskBatchNorm)
 
     def after_step(self) -> None:
         if self.at.epoch == 0:

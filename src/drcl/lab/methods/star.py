@@ -35,7 +35,7 @@ Parameters = Mapping[str, nn.Parameter]
 
 @dataclass
 class STAR(ER):
-    """Costs two backward passes and three forward passes a step beside ER's own."""
+    """Costs two backward and four forward passes a step beside ER's own."""
 
     name: ClassVar[str] = "star"
     about: ClassVar[str] = "experience replay, with answers kept under the weight perturbation that harms them most"
@@ -53,7 +53,7 @@ class STAR(ER):
         if self.lam == 0:
             return
         remembered = _memory.draw(self.state["memory"], self.replay or self.setting.batch, self.generator("stability"))
-        if remembered is None:
+        if remembered is None or len(remembered) < 2:
             return
         with _memory.judging(self.model), torch.enable_grad():
             examples, answers = self.correct(self.to_device(remembered))
@@ -67,9 +67,7 @@ class STAR(ER):
                 p = own[name]
                 p.grad = self.lam * g if p.grad is None else p.grad.add_(g, alpha=self.lam)
 
-    def perturbation(
-        self, own: Parameters, examples: Batch, answers: list[Tensor]
-    ) -> dict[str, Tensor]:
+    def perturbation(self, own: Parameters, examples: Batch, answers: list[Tensor]) -> dict[str, Tensor]:
         """One step up the divergence from a random point nearby, as long as gamma times each tensor's norm."""
         generator = self.generator("noise")
         noise = {n: torch.randn(p.shape, generator=generator).to(p) for n, p in own.items() if p.dim() > 1}
@@ -80,11 +78,13 @@ class STAR(ER):
     def correct(self, batch: Batch) -> tuple[Batch, list[Tensor]]:
         """The examples answered correctly and the log-probabilities of these answers, a tensor a head."""
         with torch.no_grad():
-            found = [(rows, logits) for rows, logits in _memory.logits_by_head(self.model, batch)]
-        right = [(rows[hit], logits[hit]) for rows, logits in found if (hit := logits.argmax(1) == batch.y[rows]).any()]
-        if not right:
-            return batch.rows(slice(0, 0)), []
-        return batch.rows(torch.cat([rows for rows, _ in right])), [logits.log_softmax(1) for _, logits in right]
+            found = _memory.logits_by_head(self.model, batch)
+            right = torch.cat([rows[logits.argmax(1) == batch.y[rows]] for rows, logits in found])
+            chosen = batch.rows(right)
+            if len(chosen) < 2:
+                return chosen, []
+            # Asked again without the others: where norm layers use the batch at hand, answers depend on the company.
+            return chosen, [logits.log_softmax(1) for _, logits in _memory.logits_by_head(self.model, chosen)]
 
     def divergence(self, examples: Batch, answers: list[Tensor]) -> Tensor:
         """Mean over the examples of KL(answers || the network's answers with the weights it has now)."""
