@@ -59,7 +59,7 @@ def test_gradient_of_the_penalty_is_autograds(kind):
             pull = torch.autograd.grad(method.penalty(), list(own.values()))
             for (name, p), expected in zip(own.items(), pull, strict=True):
                 torch.testing.assert_close(p.grad - plain[name], expected, rtol=1e-3, atol=1e-6)
-                largest.append(float(expected.abs().max()))
+                largest.append(expected.abs().max().item())
 
     walk = Walk(method, toy_stream(), kind, lr=0.01).run(watch)
     assert starts == [0.0, 0.0, 0.0]

@@ -68,7 +68,7 @@ def test_importance_and_penalty_over_three_tasks(kind):
             for name, p in method.protected().items():
                 expected = 2 * 0.5 * method.state["importance"][name] * (p - method.state["anchor"][name])
                 torch.testing.assert_close(p.grad - grads[name], expected, rtol=1e-3, atol=1e-7)
-                seen.append(float(expected.abs().max()))
+                seen.append(expected.abs().max().item())
 
     grads: dict[str, torch.Tensor] = {}
     walk = Walk(method, stream, kind).run(watch)
