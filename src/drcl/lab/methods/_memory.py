@@ -1,0 +1,99 @@
+"""Remembered examples: a reservoir that is a uniform sample of all it was ever offered, and how to draw from it.
+
+Everything is a nest of tensors and plain values inside a method's state, so a checkpoint holds it and a resumed run
+goes on with the same memory. An example keeps the head that has to answer it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drcl.lab.methods.base import Batch
+from drcl.lab.networks import Network
+from drcl.lab.networks.norms import PerTaskBatchNorm
+
+Memory = dict[str, Any]  # x, y, head: one row an example; offered: how many have come by
+
+
+def empty(rows: int, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Memory:
+    """Room for `rows` images of that shape."""
+    return {
+        "x": torch.zeros(rows, *shape, device=device),
+        "y": torch.zeros(rows, dtype=torch.int64, device=device),
+        "head": torch.zeros(rows, dtype=torch.int64, device=device),
+        "offered": 0,
+    }
+
+
+def filled(memory: Memory) -> int:
+    """How many examples it holds."""
+    return min(int(memory["offered"]), len(memory["y"]))
+
+
+def offer(memory: Memory, batch: Batch, generator: torch.Generator) -> None:
+    """Reservoir sampling (Vitter 1985): the n-th example offered is kept with probability rows / n, in the place of a
+    random one, which leaves every example offered so far equally likely to be there."""
+    rows, heads = len(memory["y"]), batch.heads()
+    # One word an example, drawn at once: float64 is exact enough for streams of any length.
+    chance = torch.rand(len(batch), generator=generator, dtype=torch.float64).tolist()
+    places: dict[int, int] = {}
+    for i, share in enumerate(chance):
+        n = int(memory["offered"])
+        place = n if n < rows else int(share * (n + 1))
+        if place < rows:
+            places[place] = i  # a later example of the same batch may take the place again
+        memory["offered"] = n + 1
+    if not places:
+        return
+    device = memory["y"].device
+    to = torch.tensor(list(places), device=device)
+    chosen = torch.tensor(list(places.values()), device=batch.y.device)
+    memory["x"][to] = batch.x[chosen].detach().to(device=device, dtype=memory["x"].dtype)
+    memory["y"][to] = batch.y[chosen].to(device)
+    memory["head"][to] = heads[chosen].to(device)
+
+
+def draw(memory: Memory, count: int, generator: torch.Generator) -> Batch | None:
+    """`count` different examples at random, all of them where there are no more, None where there are none."""
+    held = filled(memory)
+    if held == 0:
+        return None
+    rows = torch.randperm(held, generator=generator)[:count].to(memory["y"].device)
+    return Batch(memory["x"][rows], memory["y"][rows], memory["head"][rows])
+
+
+def trunk_and_heads(model: Network, heads: list[int]) -> dict[str, nn.Parameter]:
+    """What remembered examples can teach: the trunk and the heads of all tasks that have come."""
+    parts = [model.groups()["trunk"], *(model.head_parameters(head) for head in heads)]
+    return {name: p for part in parts for name, p in part.items()}
+
+
+def logits_by_head(model: Network, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of the batch and their logits, a head at a time. The trunk sees all of them together, as it does in
+    training, unless its norm layers keep statistics for each task."""
+    heads = batch.heads()
+    present = torch.unique(heads).tolist()
+    apart = any(isinstance(layer, PerTaskBatchNorm) for layer in model.modules())
+    together = None if apart else model.features(batch.x, present[0])
+    for head in present:
+        rows = (heads == head).nonzero().squeeze(1)
+        yield rows, model(batch.x[rows], head) if together is None else model.heads(together[rows], head)
+
+
+@contextlib.contextmanager
+def judging(model: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[None]:
+    """Evaluation mode for a look at remembered examples: no dropout, and no norm statistics are written. With `kind`
+    only for modules of that kind."""
+    modes = [(module, module.training) for module in model.modules() if isinstance(module, kind)]
+    for module, _ in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

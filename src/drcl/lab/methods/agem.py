@@ -1,0 +1,96 @@
+"""A-GEM (Chaudhry, Ranzato, Rohrbach, Elhoseiny, ICLR 2019): never step against the average old example.
+
+    g      gradient of the batch
+    g_ref  gradient of the mean loss of a batch from the memory of earlier tasks, each example by its own head
+    g <- g                                        where g . g_ref >= 0
+    g <- g - (g . g_ref / g_ref . g_ref) g_ref    otherwise
+
+Both are one flat vector over the trunk and the heads of all tasks so far; where the batch does not reach a head, its
+part of g is zero. The promise is about the gradient: momentum or Adam may still step elsewhere.
+
+At a task's end `per_class` of its training images a class are remembered, as they are without augmentation, so the
+reference never holds examples of the current task. The reference is taken in evaluation mode: no dropout noise, and
+norm statistics belong to the task being learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from drcl.lab import seeds
+from drcl.lab.methods import _checks, _memory
+from drcl.lab.methods.base import Batch, Method, Setting, mixed_cross_entropy
+from drcl.lab.networks import Network
+from drcl.lab.streams import Task
+from drcl.lab.training import option
+
+
+@dataclass
+class AGEM(Method):
+    """The memory grows by `per_class` images for each class of each task."""
+
+    name: ClassVar[str] = "agem"
+    about: ClassVar[str] = "averaged gradient episodic memory: gradients projected off conflicts with old examples"
+
+    per_class: int = option(13, "examples remembered of each class of each task")
+    reference: int = option(256, "remembered examples in the reference gradient of a step")
+
+    def check(self) -> None:
+        _checks.at_least_one(self.name, per_class=self.per_class, reference=self.reference)
+
+    def build(self, model: Network, setting: Setting) -> Network:
+        self.state = {"memory": _memory.empty(0, setting.shape, setting.device), "heads": []}
+        return super().build(model, setting)
+
+    def before_task(self, task: Task) -> None:
+        if task.head not in self.state["heads"]:
+            self.state["heads"] = [*self.state["heads"], task.head]
+
+    def parameters(self, task: Task) -> dict[str, nn.Parameter]:
+        return _memory.trunk_and_heads(self.model, self.state["heads"])
+
+    def after_backward(self) -> None:
+        examples = _memory.draw(self.state["memory"], self.reference, self.generator("reference"))
+        if examples is None:
+            return
+        own = list(_memory.trunk_and_heads(self.model, self.state["heads"]).values())
+        project(own, self.reference_gradient(examples, own))
+
+    def reference_gradient(self, examples: Batch, own: list[nn.Parameter]) -> list[Tensor | None]:
+        """Of remembered examples; None where they do not reach."""
+        device = self.setting.device
+        examples = Batch(examples.x.to(device), examples.y.to(device), examples.heads().to(device))
+        self.gradients += 1
+        with _memory.judging(self.model), torch.enable_grad():
+            loss = mixed_cross_entropy(self.model, examples)
+            return list(torch.autograd.grad(loss, own, allow_unused=True))
+
+    def after_task(self, task: Task) -> None:
+        memory, train = self.state["memory"], task.train
+        order = seeds.permutation(len(train), self.setting.seed, self.name, "memory", task.index)
+        chosen = np.concatenate([order[train.labels[order] == label][: self.per_class] for label in task.labels])
+        x, y = train.take(chosen)
+        new = {"x": x, "y": y, "head": torch.full_like(y, task.head)}
+        for key, rows in new.items():
+            memory[key] = torch.cat([memory[key], rows.to(memory[key].device)])
+        memory["offered"] = len(memory["y"])
+
+
+@torch.no_grad()
+def project(parameters: list[nn.Parameter], reference: list[Tensor | None]) -> bool:
+    """Take from the gradients their part along `reference` if they point against it; whether they did."""
+    pairs = [(p.grad, r) for p, r in zip(parameters, reference) if p.grad is not None and r is not None]
+    # In double: over millions of weights a float32 sum could miss the sign of a small product.
+    dot = sum(float((g * r).sum(dtype=torch.float64)) for g, r in pairs)
+    if dot >= 0:
+        return False
+    square = sum(float(r.square().sum(dtype=torch.float64)) for r in reference if r is not None)
+    for p, r in zip(parameters, reference):
+        if r is not None:
+            p.grad = r * (-dot / square) if p.grad is None else p.grad.sub_(r, alpha=dot / square)
+    return True

@@ -1,0 +1,82 @@
+"""Memory aware synapses (Aljundi, Babiloni, Elhoseiny, Rohrbach, Tuytelaars, ECCV 2018): importance without labels.
+
+    Omega_i = mean over samples of |d ||f(x)||^2 / d w_i|        f: the logits of the task's head
+    task end    Omega <- decay * Omega + Omega_t;   a <- w
+    loss        L_task + lam * sum_i Omega_i (w_i - a_i)^2
+
+What counts is how strongly a weight moves the output, not how it moves the loss: a sample fitted perfectly, whose
+Fisher is zero, still counts here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from drcl.importance import MAS as Estimator
+from drcl.lab import seeds
+from drcl.lab.methods import _checks, _quadratic
+from drcl.lab.methods.base import Method, Setting
+from drcl.lab.networks import Network
+from drcl.lab.networks.norms import BatchNorm
+from drcl.lab.parallel import Reduced
+from drcl.lab.streams import Task
+from drcl.lab.training import option
+
+
+@dataclass
+class MAS(Method):
+    """Keeps two numbers a weight: Omega and the anchor."""
+
+    name: ClassVar[str] = "mas"
+    about: ClassVar[str] = "memory aware synapses: quadratic penalty weighted by the output's sensitivity"
+
+    lam: float = option(1.0, "strength of the penalty")
+    decay: float = option(1.0, "what is left of the old importance when a task's is added; 1 sums up all tasks")
+    samples: int | None = option(1000, "training images a task for the importance; none takes all")
+
+    def check(self) -> None:
+        _checks.not_negative(self.name, lam=self.lam)
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"mas: decay={self.decay}: give a share from 0 to 1")
+        _checks.at_least_one(self.name, samples=self.samples)
+
+    def build(self, model: Network, setting: Setting) -> Network:
+        for name, layer in model.named_modules():
+            if type(layer) is BatchNorm and layer.running_mean is None:
+                raise ValueError(
+                    f"mas: layer {name!r} normalises by the batch at hand, so a single image has no output and no "
+                    'gradient of its own; choose norm="shared", "per-task", "frozen" or "group" for the network'
+                )
+        return super().build(model, setting)
+
+    def penalty(self) -> Tensor:
+        anchor, importance = self.state.get("anchor", {}), self.state.get("importance", {})
+        return _quadratic.penalty(self.protected(), anchor, importance, 2 * self.lam)
+
+    def after_backward(self) -> None:
+        if "anchor" in self.state:
+            _quadratic.add_pull(self.protected(), self.state["anchor"], self.state["importance"], 2 * self.lam)
+
+    def after_task(self, task: Task) -> None:
+        fresh = self.importance(task)
+        for name, old in self.state.get("importance", {}).items():
+            fresh[name].add_(old, alpha=self.decay)
+        self.state["importance"] = fresh
+        self.state["anchor"] = _quadratic.copies(self.protected())
+
+    def importance(self, task: Task) -> dict[str, Tensor]:
+        """Of one task, at the weights as they are."""
+        count = len(task.train) if self.samples is None else min(self.samples, len(task.train))
+        self.gradients += -(-count // self.setting.batch)
+        estimator = Reduced(Estimator(samples=count, seed=seeds.derive(self.setting.seed, "mas", task.index)))
+
+        def forward(model: nn.Module, batch: Any) -> tuple[Tensor, None]:
+            logits = model(batch[0], task.head)
+            heads = self.model.heads
+            # Classes still to come have a logit that stands for "never", not an output to be kept.
+            return (logits[:, heads.seen] if heads.kind == "growing" else logits), None
+
+        return estimator.estimate(self.model, list(self.sample(task, count, "samples")), self.protected(), forward)
