@@ -115,6 +115,7 @@ class Method:
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""
     stages: ClassVar[int] = 1
+    keeps_optimizer: ClassVar[bool] = False  # one for the whole run, saved as part of its own state
 
     def __post_init__(self) -> None:
         self.state: dict[str, Any] = {}

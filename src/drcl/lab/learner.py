@@ -1,0 +1,381 @@
+"""The loop: one network, one method, task after task. It knows no file; a `Watcher` is told what happens.
+
+Rules it keeps for every method: gradients are dropped, not zeroed; heads of other tasks are out of the optimizer or
+have no gradient; each stage has a fresh optimizer; the model's mode is set and never inherited; each accuracy is
+measured by running the model. Everything it does follows from its state and the seed, so a run can be cut between any
+two steps and goes on from `state_dict` bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drcl.lab import measures, parallel, seeds
+from drcl.lab.benchmarks import Benchmark
+from drcl.lab.cost import Cost
+from drcl.lab.events import Event, Kind
+from drcl.lab.methods.base import Method, Setting, Where
+from drcl.lab.mixture import Mixture
+from drcl.lab.networks import Network
+from drcl.lab.runfiles import CurvePoint, Drift
+from drcl.lab.schedule import schedule
+from drcl.lab.steps import Running, Step
+from drcl.lab.streams import Stream, Task
+from drcl.lab.surroundings import pick_device, surroundings
+from drcl.lab.training import Training
+
+
+class Diverged(FloatingPointError):
+    """Training left the finite numbers."""
+
+
+class Watcher:
+    """Who is told; all of it may be ignored."""
+
+    def event(self, event: Event) -> None: ...
+
+    def log(self, values: dict[str, float], step: int) -> None: ...
+
+    def curve(self, point: CurvePoint) -> None: ...
+
+    def row(self, task: int, accuracies: list[float]) -> None:
+        """A row of the accuracy matrix, NaN where nothing was measured."""
+
+    def drift(self, rows: list[Drift]) -> None: ...
+
+    def save(self, state: Callable[[], dict[str, Any]]) -> None:
+        """A moment at which the state is whole; `state()` collects it. Called on every process, kept by one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how fast each task is trained."""
+
+    epochs: int = 1
+    batch: int = 64
+    lr: float = 0.02
+    momentum: float = 0.0
+    schedule: str = "constant"
+
+    @classmethod
+    def of(cls, benchmark: Benchmark) -> Plan:
+        return cls(benchmark.epochs or 1, benchmark.batch, benchmark.lr, benchmark.momentum, benchmark.schedule)
+
+
+class Learner:
+    """``Learner(stream, network, method, plan).run()``; then read `matrix`, `cost`, `drifts`."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        model: Network,
+        method: Method,
+        plan: Plan,
+        training: Training | None = None,
+        *,
+        seed: int = 0,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.stream, self.plan, self.seed = stream, plan, seed
+        self.training = training or Training()
+        self.watcher = watcher or Watcher()
+        self.device = pick_device(self.training.device)
+        setting = Setting(
+            scenario=stream.scenario,
+            tasks=len(stream),
+            heads=stream.heads,
+            shape=stream.shape,
+            seed=seed,
+            lr=plan.lr,
+            momentum=plan.momentum,
+            batch=plan.batch,
+            device=self.device,
+            optimizer=self.training.optimizer,
+            weight_decay=self.training.weight_decay,
+            online=stream.online,
+        )
+        self.method = method
+        self.model = method.build(model.to(self.device), setting).to(self.device)
+        self.cost = Cost(self.device)
+        T = len(stream)
+        self.matrix = [[math.nan] * T for _ in range(T)]
+        self.untrained: list[float] | None = None
+        self.online: list[float] = []  # accuracy before the update, a task each
+        self.after_one_epoch = [math.nan] * T
+        self.drifts: list[dict[str, float]] = []  # from the second task on: the first starts from noise
+        self.step_norms: list[float] = []  # mean length of a step, a task each
+        self.steps = 0  # of the whole run
+        self.trained = 0  # tasks
+        self.at = method.at = Where()
+        self._inside = False  # of a task, where a checkpoint was taken
+        self._began = 0.0  # seconds of learning when the task began
+        self._running = Running(self.device)
+        self._before: dict[str, Tensor] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._loaded: dict[str, Any] = {}
+        self._told = 0.0
+
+    # ---- the run
+
+    def run(self) -> None:
+        """Train on all tasks, or on those that are left."""
+        with surroundings(self.training, self.device):
+            self._seed()
+            if self.untrained is None and self.training.evaluate_unseen and self.steps == 0 and not self._inside:
+                self.untrained = self._test(range(len(self.stream)))
+            while self.at.task < len(self.stream):
+                self._task(self.at.task)
+            self._tell("finish", average_accuracy=_mean(self.matrix[-1]))
+
+    def _seed(self) -> None:
+        """The global generator, which dropout draws from, belongs to the run while it runs."""
+        here, states = parallel.world(), self._loaded.pop("rng", [])
+        torch.manual_seed(seeds.derive(self.seed, "torch", here.rank))
+        if here.rank < len(states):
+            torch.set_rng_state(states[here.rank])
+        if self.device.type == "cuda" and "cuda" in self._loaded:
+            torch.cuda.set_rng_state(self._loaded.pop("cuda").cpu(), self.device)
+
+    def _task(self, index: int) -> None:
+        task, method = self.stream[index], self.method
+        sources = list(method.data(task, self.stream))
+        if not sources:
+            self.at.task += 1
+            return
+        data = Mixture(sources, self.plan.batch, seeds.derive(self.seed, "training"))
+        if not self._inside:
+            self._tell("task")
+            for each in sources:
+                self.model.begin_task(each)
+            self._began = self.cost.learning()
+            method.before_task(task)
+            self._before = self._trunk()
+            self._running = Running(self.device)
+            self._inside = True
+        for stage in range(self.at.stage, method.stages):
+            self._stage(task, data, stage)
+            self.at.stage, self.at.step = stage + 1, 0
+        self._consolidate(task, sources)
+        self._judge(index, task, len(sources) == 1)
+        self._inside = False
+        self.trained += 1
+        self.at.task, self.at.stage, self.at.step = index + 1, 0, 0
+        self._before, self._optimizer = {}, None
+        self.watcher.save(self.state_dict)
+
+    # ---- training
+
+    def _stage(self, task: Task, data: Mixture, stage: int) -> None:
+        at, method, training = self.at, self.method, self.training
+        at.stage, at.batches = stage, data.batches
+        at.steps = training.iterations or self.plan.epochs * data.batches
+        if at.step == 0:
+            method.before_stage(task, stage)
+        optimizer = self._optimizer = method.optimizer(task)
+        if "optimizer" in self._loaded:
+            optimizer.load_state_dict(self._loaded.pop("optimizer"))
+        later = training.later_lr is not None and at.task > 0
+        rates = schedule(optimizer, self.plan.schedule, (training.later_lr or 1) / self.plan.lr if later else 1.0, at)
+        step = Step(method, optimizer, self._cast(), self._running, self.cost, training.clip, training.step_norms)
+        alone = parallel.world().size == 1
+        # Several processes save together, so the clock of one of them cannot decide when.
+        every = training.checkpoint_every or (None if alone else 500)
+        saved = time.perf_counter()
+        self.model.train()
+        self.cost.switch("training")
+        while at.step < at.steps:
+            for batch in data.epoch(at.step // data.batches, at.step % data.batches):
+                at.epoch, at.batch = divmod(at.step, data.batches)
+                rates()
+                step(batch)
+                at.step += 1
+                self.steps += 1
+                now, last = time.perf_counter(), at.step == at.steps
+                if at.batch + 1 == data.batches or last:
+                    self._end_of_epoch(task, data, optimizer)
+                elif at.step % training.log_every == 0:
+                    self._point(optimizer)
+                elif now - self._told > 0.2:
+                    self._progress()
+                if last:
+                    break
+                if (alone and now - saved >= training.checkpoint_seconds) or (every and at.step % every == 0):
+                    self._save()
+                    saved = time.perf_counter()
+        self.cost.switch(None)
+        parallel.same_buffers(self.model)
+
+    def _end_of_epoch(self, task: Task, data: Mixture, optimizer: torch.optim.Optimizer) -> None:
+        at = self.at
+        accuracy = math.nan
+        more = at.steps > data.batches or self.method.stages > 1
+        if at.step == data.batches and at.stage == 0 and more and self._after_one_epoch(task, len(data.tasks) == 1):
+            accuracy = self.after_one_epoch[at.task] = self._test([at.task])[at.task]
+            self.model.train()
+        self._point(optimizer, accuracy)
+        self._tell("epoch", loss=self._running.last, accuracy=None if math.isnan(accuracy) else accuracy)
+
+    def _after_one_epoch(self, task: Task, single: bool) -> bool:
+        """Whether that accuracy makes sense: there are epochs, and this task alone is trained on."""
+        return self.training.first_epoch and single and not task.online
+
+    def _point(self, optimizer: torch.optim.Optimizer, accuracy: float = math.nan) -> None:
+        """A point of the training curve: the mean loss since the one before."""
+        loss, online = self._running.point()
+        self._finite(loss)
+        shown = online if self.stream.online else accuracy
+        self.watcher.curve(CurvePoint(self.at.task, self.at.epoch, self.at.step, loss, shown))
+        values = {"loss": loss, "lr": float(optimizer.param_groups[0]["lr"])}
+        self.watcher.log(values | ({"online_accuracy": online} if self.stream.online else {}), self.steps)
+
+    def _progress(self) -> None:
+        loss = self._running.glance()
+        if parallel.world().size == 1:  # among several, one that leaves would let the others wait for ever
+            self._finite(loss)
+        self._tell("step", loss=loss)
+
+    def _finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"{self.method.name}: the loss is {loss} at step {self.at.step} of task {self.at.task + 1}: training "
+                "has diverged. Lower lr, or the strength of the method's penalty where it has one"
+            )
+
+    def _consolidate(self, task: Task, sources: list[Task]) -> None:
+        self._tell("consolidation")
+        if task.online:
+            self.online.append(self._running.online_accuracy())
+        if self.training.step_norms:
+            self.step_norms.append(self._running.task["norm"] / max(self._running.task["steps"], 1))
+        self.cost.switch("consolidation")
+        self.model.eval()
+        self.method.after_task(task)
+        for each in sources:
+            self.model.end_task(each)
+        self.cost.gradient_evaluations += self.method.gradients
+        self.method.gradients = 0
+        self.cost.state_bytes = max(self.cost.state_bytes, self.method.state_bytes())
+        self.cost.switch(None)
+        self.cost.per_task_seconds.append(self.cost.learning() - self._began)
+
+    # ---- judgement
+
+    def _judge(self, index: int, task: Task, single: bool) -> None:
+        with self.method.deployed():
+            rows, summary = measures.movement(index, self._before, self._trunk(copy=False))
+        if summary and self.trained > 0:
+            self.drifts.append(summary)
+        row = self.matrix[index] = self._test(self._chosen(index))
+        if self._after_one_epoch(task, single) and self.at.steps == self.at.batches and self.method.stages == 1:
+            self.after_one_epoch[index] = row[index]
+        self.watcher.drift(rows)
+        self.watcher.row(index, row)
+        average = _mean(row[: index + 1])
+        self._tell("evaluation", accuracy=row[index], average_accuracy=average)
+        numbers = {f"accuracy/task{j + 1}": value for j, value in enumerate(row) if not math.isnan(value)}
+        self.watcher.log(numbers | {"average_accuracy": average}, self.steps)
+
+    def _chosen(self, index: int) -> list[int]:
+        """The test sets to run after a task."""
+        everything = range(len(self.stream))
+        if index == everything[-1]:
+            return list(everything)
+        if self.training.evaluate == "ends" or (self.training.evaluate == "auto" and self.stream.online):
+            return [index]
+        # A growing head does not answer with classes it has not met.
+        unseen = self.training.evaluate_unseen and self.stream.scenario != "class"
+        return list(everything if unseen else everything[: index + 1])
+
+    def _test(self, chosen: Iterable[int]) -> list[float]:
+        """Accuracy on the chosen tasks' test sets; the model is left in evaluation mode."""
+        before = self.cost.switch("evaluation")
+        out = [math.nan] * len(self.stream)
+        self.model.eval()
+        parallel.same_buffers(self.model)
+        with self.method.deployed():
+            for j in chosen:
+                out[j] = measures.accuracy(self.method, self.stream[j], self.training.evaluate_batch, self._cast())
+        self.cost.switch(before)
+        return out
+
+    def _trunk(self, copy: bool = True) -> dict[str, Tensor]:
+        found = self.model.groups()["trunk"]
+        return {name: p.detach().clone() if copy else p.detach() for name, p in found.items()}
+
+    def _cast(self) -> AbstractContextManager[object]:
+        if self.training.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _tell(self, kind: Kind, **values: Any) -> None:
+        self._told, at = time.perf_counter(), self.at
+        event = Event(kind, min(at.task, len(self.stream) - 1), len(self.stream), seconds=self.cost.total(), **values)
+        if kind not in ("task", "finish") and at.batches:
+            epochs = -(-at.steps // at.batches)
+            event = replace(event, epoch=at.epoch, epochs=epochs, step=at.step, steps=at.steps)
+        self.watcher.event(event)
+
+    # ---- state
+
+    def _save(self) -> None:
+        phase = self.cost.switch(None)
+        self.watcher.save(self.state_dict)
+        self.cost.switch(phase)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of the run depends on: tensors and plain values."""
+        own = None if self.method.keeps_optimizer or self._optimizer is None else self._optimizer.state_dict()
+        state = {
+            "at": asdict(self.at),
+            "inside": self._inside,
+            "steps": self.steps,
+            "trained": self.trained,
+            "model": dict(self.model.state_dict()),
+            "method": self.method.state_dict(),
+            "method_gradients": self.method.gradients,
+            "optimizer": own,
+            "before": self._before,
+            "began": self._began,
+            "running": self._running.state_dict(),
+            "matrix": self.matrix,
+            "untrained": self.untrained,
+            "online": self.online,
+            "after_one_epoch": self.after_one_epoch,
+            "drifts": self.drifts,
+            "step_norms": self.step_norms,
+            "cost": self.cost.state_dict(),
+            "rng": parallel.gathered(torch.get_rng_state()),
+        }
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; call `run` afterwards."""
+        self.model.load_state_dict(state["model"])
+        self.method.load_state_dict(state["method"])
+        self.method.gradients = state["method_gradients"]
+        self.at = self.method.at = Where(**state["at"])
+        self._inside, self.steps = state["inside"], state["steps"]
+        self._before = {name: t.to(self.device) for name, t in state["before"].items()}
+        self._running = Running(self.device)
+        self._running.load_state_dict(state["running"])
+        self._began = state["began"]
+        for key in ("trained", "matrix", "untrained", "online", "after_one_epoch", "drifts", "step_norms"):
+            setattr(self, key, state[key])
+        self.cost.load_state_dict(state["cost"])
+        self._loaded = {k: state[k] for k in ("rng", "cuda", "optimizer") if state.get(k) is not None}
+
+
+def _mean(values: list[float]) -> float:
+    """Mean of what was measured."""
+    known = [v for v in values if not math.isnan(v)]
+    return sum(known) / len(known) if known else math.nan

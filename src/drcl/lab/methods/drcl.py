@@ -1,0 +1,144 @@
+"""DRCL, the method of this package, as a contestant: `drcl.DRCL` with all its options.
+
+    x = y - gamma * grad f(y)                  plasticity
+    r = 2x - y                                 reflection (none with forward-backward)
+    z = a + soft(r - a, gamma * lam * F)       stability, about the weights a of the tasks before
+    y = y + z - x
+
+The trunk is protected; heads of single tasks stay free, a shared head is protected like the rest. The network holds y
+while it trains and is judged at z.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from drcl import DRCL, MAS, Fisher, PathIntegral
+from drcl.importance import Importance
+from drcl.lab import seeds
+from drcl.lab.methods.base import Method, Setting
+from drcl.lab.networks import Network
+from drcl.lab.parallel import Reduced
+from drcl.lab.streams import Task
+from drcl.lab.training import option
+from drcl.options import SPLITTINGS
+
+
+@dataclass
+class DouglasRachford(Method):
+    """The optimizer lives as long as the run: anchor and importance are its state."""
+
+    name: ClassVar[str] = "drcl"
+    about: ClassVar[str] = "Douglas-Rachford continual learning: a proximal step about the old weights"
+
+    keeps_optimizer: ClassVar[bool] = True
+
+    strength: float = option(10.0, "lambda, on importance of mean one; 0 protects nothing, inf freezes")
+    stable: float | None = option(None, "share of weights to hold still, in place of a strength")
+    prox: Literal["l1", "l2", "elastic", "group", "box"] = option("l1", "the penalty whose proximal map is taken")
+    splitting: Literal["douglas-rachford", "forward-backward", "implicit"] = option(
+        "douglas-rachford", "how the two operators negotiate"
+    )
+    iterations: int = option(1, "iterations on one mini-batch")
+    tolerance: float | None = option(None, "stop these early at this fraction of the first residual")
+    plasticity_steps: int = option(1, "optimizer steps that form one proposal")
+    inner_steps: int = option(20, "gradient evaluations of the implicit proposal")
+    memory: Literal["sum", "latest"] | float = option("sum", "importance over tasks: sum, latest, or a decay")
+    damping: float = option(0.0, "added to the importance of every weight")
+    momentum: float | None = option(None, "momentum of the plasticity step; none takes the benchmark's")
+    importance: Literal["fisher", "mas", "path"] = option("fisher", "how importance is estimated")
+    samples: int | None = option(1000, "training images a task for it; none takes all")
+    labels: Literal["sampled", "empirical", "exact"] = option(
+        "sampled", "labels in the Fisher: drawn from the model, those of the data, or the mean over all classes"
+    )
+    path_damping: float = option(0.1, "damping of the path integral")
+    backend: Literal["auto", "native", "foreach", "compile", "reference"] = option("auto", "who computes the step")
+
+    def check(self) -> None:
+        if self.samples is not None and self.samples < 1:
+            raise ValueError(f"drcl: samples={self.samples}: give a whole number of at least 1, or none")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise ValueError(f"drcl: momentum={self.momentum}: give 0 <= momentum < 1, or none")
+        assert self.splitting in SPLITTINGS
+        self._make([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.0)  # the library checks the rest
+        PathIntegral(self.path_damping)
+
+    def build(self, model: Network, setting: Setting) -> Network:
+        super().build(model, setting)
+        guarded = self.protected()
+        groups: list[dict[str, Any]] = [{"params": list(guarded.items())}]
+        free = {n: p for n, p in model.named_parameters() if n not in guarded}
+        if free:
+            # All heads at once: those of other tasks have no gradient, and without one nothing moves.
+            groups.append({"params": list(free.items()), "free": True})
+        momentum = setting.momentum if self.momentum is None else self.momentum
+        if self.splitting == "implicit" and self.momentum is None:
+            momentum = 0.0  # the implicit proposal takes none
+        if setting.optimizer == "sgd":
+            self._optimizer = self._make(groups, lr=setting.lr, momentum=momentum, weight_decay=setting.weight_decay)
+        else:
+            self._optimizer = DRCL.around(setting.make_optimizer(groups), **self._solver())
+        self._path = PathIntegral(self.path_damping).watch(self._optimizer) if self.importance == "path" else None
+        return model
+
+    def _solver(self) -> dict[str, Any]:
+        own = ("strength", "stable", "prox", "splitting", "iterations", "plasticity_steps", "tolerance", "memory")
+        return {k: getattr(self, k) for k in (*own, "damping", "inner_steps", "backend")}
+
+    def _make(self, params: Any, **sgd: Any) -> DRCL:
+        return DRCL(params, **sgd, **self._solver())
+
+    def optimizer(self, task: Task) -> torch.optim.Optimizer:
+        return self._optimizer
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> Tensor:
+        return self._optimizer.step(closure)
+
+    @contextlib.contextmanager
+    def deployed(self) -> Iterator[None]:
+        with self._optimizer.deployed():
+            yield
+
+    def after_task(self, task: Task) -> None:
+        count = len(task.train) if self.samples is None else min(self.samples, len(task.train))
+        batches = None
+        if self._path is None:
+            batches = list(self.sample(task, count, "importance"))
+            self.gradients += -(-count // self.setting.batch)
+        self._optimizer.consolidate(
+            self.model,
+            batches,
+            importance=self._estimator(count, task),
+            forward=lambda model, batch: (model(batch[0], task.head), batch[1]),
+        )
+
+    def _estimator(self, count: int, task: Task) -> Importance:
+        seed = seeds.derive(self.setting.seed, "importance", task.index)
+        if self._path is not None:
+            return self._path
+        if self.importance == "mas":
+            return Reduced(MAS(samples=count, seed=seed))
+        return Reduced(Fisher(samples=count, labels=self.labels, seed=seed))
+
+    def state_dict(self) -> dict[str, Any]:
+        path = None if self._path is None else self._path.state_dict()
+        return {"optimizer": self._optimizer.state_dict(), "path": path}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._path is not None:
+            self._path.load_state_dict(state["path"])
+
+    def state_bytes(self) -> int:
+        """Anchor, importance and z; and the way so far where importance is a path integral."""
+        kept = [s[k] for _, s in self._optimizer.protected() for k in ("anchor", "importance", "z") if k in s]
+        if self._path is not None:
+            path = self._path.state_dict()
+            kept += [*path["start"], *path["omega"]]
+        return sum(t.numel() * t.element_size() for t in kept)

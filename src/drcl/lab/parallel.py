@@ -1,0 +1,142 @@
+"""One run on several processes: who we are among them, and the few sums they exchange.
+
+Every process walks through the same batches and holds the same weights and the same method's state; it computes the
+loss of its own share of each batch, and the gradients are summed over all. So `batch` counts the images of all
+processes together, and a run means the same on one process and on eight. On a single process all of this is nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drcl.estimator import Importance
+from drcl.importance import Fisher
+from drcl.persample import Forward
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the others."""
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, count: int) -> slice:
+        """Which of `count` examples are ours: blocks of equal length, give or take one."""
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+
+def world() -> World:
+    """The group this process is in; a group of one if nobody made another."""
+    if dist.is_available() and dist.is_initialized():
+        return World(dist.get_rank(), dist.get_world_size())
+    return World()
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[World]:
+    """Join the processes a launcher such as torchrun has started, and leave them at the end."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or world().size > 1:
+        yield world()
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield world()
+    finally:
+        dist.destroy_process_group()
+
+
+def local_rank() -> int:
+    """Which of the machine's devices is ours."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+@torch.no_grad()
+def sum_gradients(parameters: Iterable[nn.Parameter], share: float) -> None:
+    """Replace each gradient by the sum of all processes' gradients, each weighted by its share of the batch.
+
+    A parameter that no process has a gradient for keeps none, so that no optimizer moves it.
+    """
+    if world().size == 1:
+        return
+    chosen = [p for p in parameters if p.requires_grad]
+    present = chosen[0].new_tensor([p.grad is not None for p in chosen])
+    pieces = [p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) * share for p in chosen]
+    flat = torch.cat([*pieces, present])
+    dist.all_reduce(flat)
+    there = flat[-len(chosen) :].tolist()
+    for p, piece, someone in zip(chosen, flat[: -len(chosen)].split([p.numel() for p in chosen]), there):
+        p.grad = piece.view_as(p).clone() if someone else None
+
+
+def total(value: Tensor) -> Tensor:
+    """The sum of a tensor over all processes."""
+    if world().size > 1:
+        value = value.clone()
+        dist.all_reduce(value)
+    return value
+
+
+def gathered(value: Tensor) -> list[Tensor]:
+    """The tensors of all processes, by rank."""
+    if world().size == 1:
+        return [value]
+    # NCCL moves tensors of its device only.
+    here = value.cuda() if dist.get_backend() == "nccl" else value
+    out = [torch.empty_like(here) for _ in range(world().size)]
+    dist.all_gather(out, here)
+    return [t.cpu() for t in out]
+
+
+@torch.no_grad()
+def same_buffers(model: nn.Module) -> None:
+    """Give every process the first one's norm statistics, which it took from its own share of the batches."""
+    if world().size > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+
+def wait() -> None:
+    if world().size > 1:
+        dist.barrier()
+
+
+class Reduced(Importance):
+    """An estimator whose samples are divided among the processes and whose result is their common mean.
+
+    Labels that are drawn from the model have to be drawn in one order, so that estimate is made whole by each process;
+    the mean then only makes sure that all go on with the same bits.
+    """
+
+    def __init__(self, inner: Importance) -> None:
+        self.inner = inner
+
+    def estimate(
+        self, model: nn.Module, batches: Any, parameters: dict[str, nn.Parameter], forward: Forward | None = None
+    ) -> dict[str, Tensor]:
+        here = world()
+        if here.size == 1:
+            return self.inner.estimate(model, batches, parameters, forward)
+        batches = list(batches)
+        whole = isinstance(self.inner, Fisher) and self.inner.labels == "sampled"
+        mine = batches if whole else batches[here.rank :: here.size]
+        count = sum(len(batch[0]) for batch in mine)
+        if count:
+            found = self.inner.estimate(model, mine, parameters, forward)
+        else:
+            found = {
+                n: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for n, p in parameters.items()
+            }
+        samples = float(total(torch.tensor(float(count), device=next(iter(found.values())).device)))
+        return {name: total(value * (count / samples)) for name, value in found.items()}
+
+    def describe(self) -> dict[str, Any]:
+        return self.inner.describe()

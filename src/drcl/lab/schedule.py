@@ -1,0 +1,26 @@
+"""The learning rate within a task: constant, or half a cosine from the first step to the last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from drcl.lab.methods.base import Where
+
+
+def schedule(optimizer: torch.optim.Optimizer, kind: str, scale: float, at: Where) -> Callable[[], None]:
+    """A function that sets every group's rate for the step at hand. Groups keep their proportions; the rate they were
+    made with is written into them, so that an optimizer that outlives a task starts the next one afresh."""
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+
+    def apply(factor: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
+    if kind == "cosine":
+        return lambda: apply(scale * 0.5 * (1 + math.cos(math.pi * at.step / at.steps)))
+    apply(scale)
+    return lambda: None
