@@ -76,6 +76,6 @@ def plain_sgd(method: str, setting: Setting) -> None:
     no_decay(method, setting)
     if setting.optimizer != "sgd":
         raise ValueError(
-            f"{method}: optimizer={setting.optimizer!r} rescales the entries of a gradient after this method has edited "
-            'it, which undoes the edit: use optimizer="sgd"'
+            f"{method}: optimizer={setting.optimizer!r} rescales a gradient, entry by entry, after it was edited, "
+            'which undoes the edit: use optimizer="sgd"'
         )
