@@ -59,7 +59,8 @@ class Watcher:
 class Plan:
     """How long and how fast each task is trained."""
 
-    epochs: int = 1
+    epochs: int | None = 1
+    steps: int | None = None  # batches a task, in place of epochs
     batch: int = 64
     lr: float = 0.02
     momentum: float = 0.0
@@ -67,7 +68,8 @@ class Plan:
 
     @classmethod
     def of(cls, benchmark: Benchmark) -> Plan:
-        return cls(benchmark.epochs or 1, benchmark.batch, benchmark.lr, benchmark.momentum, benchmark.schedule)
+        own = ("epochs", "steps", "batch", "lr", "momentum", "schedule")
+        return cls(**{key: getattr(benchmark, key) for key in own})
 
 
 class Learner:
@@ -176,7 +178,7 @@ class Learner:
     def _stage(self, task: Task, data: Mixture, stage: int) -> None:
         at, method, training = self.at, self.method, self.training
         at.stage, at.batches = stage, data.batches
-        at.steps = training.iterations or self.plan.epochs * data.batches
+        at.steps = self.plan.steps or (self.plan.epochs or 1) * data.batches
         if at.step == 0:
             method.before_stage(task, stage)
         optimizer = self._optimizer = method.optimizer(task)

@@ -20,7 +20,6 @@ class Training:
     optimizer: Literal["sgd", "adam", "adamw"] = option("sgd", "what makes the steps, for every method that lets it")
     weight_decay: float = option(0.0, "weight decay of that optimizer")
     later_lr: float | None = option(None, "learning rate from the second task on; none keeps the benchmark's")
-    iterations: int | None = option(None, "mini-batches a task in place of the benchmark's epochs")
     clip: float | None = option(None, "largest gradient norm; longer gradients are scaled down")
     deterministic: bool = option(True, "only algorithms that give the same bits every time")
     evaluate: Literal["auto", "all", "ends"] = option(
@@ -38,7 +37,7 @@ class Training:
     keep_checkpoint: bool = option(True, "keep the last checkpoint of a finished run")
 
     def __post_init__(self) -> None:
-        for key in ("iterations", "threads", "checkpoint_every", "evaluate_batch", "log_every"):
+        for key in ("threads", "checkpoint_every", "evaluate_batch", "log_every"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"training: {key}={value}: give a whole number of at least 1")

@@ -1,0 +1,60 @@
+"""Where a run took place: versions, git state, machine. Kept beside its numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drcl.lab import parallel
+
+_PACKAGES = ("drcl", "torch", "numpy", "safetensors", "scikit-learn")
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """As it goes into ``environment.json``."""
+    machine: dict[str, Any] = {
+        "system": platform.system(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }
+    return {
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "git": _git(Path(__file__).parent),
+        "machine": machine,
+        "threads": torch.get_num_threads(),
+        "processes": parallel.world().size,
+    }
+
+
+def _version(name: str) -> str | None:
+    if name == "drcl":
+        import drcl
+
+        return drcl.__version__
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """The commit of the source, and whether it was changed since; None for an installed package."""
+    try:
+        commit = _ask(folder, "rev-parse", "HEAD").strip()
+        return {"commit": commit, "dirty": bool(_ask(folder, "status", "--porcelain", "--untracked-files=no").strip())}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _ask(folder: Path, *words: str) -> str:
+    # Only a repository that tracks this very folder says something about it.
+    subprocess.run(["git", "ls-files", "--error-unmatch", "."], cwd=folder, check=True, capture_output=True, timeout=10)
+    done = subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True, timeout=10)
+    return done.stdout
