@@ -10,7 +10,7 @@ from torch import nn
 
 from drcl.lab.methods import _bases
 from drcl.lab.methods.gpm import GPM
-from drcl.lab.methods.sgp import SGP, importance
+from drcl.lab.methods.sgp import SGP
 
 from .walk import CNN, MLP, NETWORKS, Walk, permuted, stream, weights
 
@@ -137,33 +137,6 @@ def test_projection_is_idempotent_for_gpm_and_scaled_for_sgp() -> None:
     assert not torch.allclose(_bases.project(half, basis, torch.full((3,), 0.5)), half)
 
 
-def test_importance_by_hand() -> None:
-    """alpha = 1, values 4, 2, 1: 2*4/(4+4), 2*2/(2+4), 2*1/(1+4)."""
-    values = torch.tensor([4.0, 2.0, 1.0])
-    torch.testing.assert_close(importance(values, 1.0), torch.tensor([1.0, 2 / 3, 0.4]))
-    torch.testing.assert_close(importance(values, 0.0), values / 4)
-    assert importance(torch.zeros(2), 1.0).tolist() == [0, 0]
-    assert len(importance(torch.empty(0), 1.0)) == 0
-
-
-@pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize(("constant", "like"), [(1.0, "gpm"), (0.0, "sgd")])
-def test_sgp_with_all_importances_equal_is_gpm_or_sgd(kind: str, constant: float, like: str) -> None:
-    from drcl.lab.methods import get
-
-    class Fixed(SGP):
-        name = "gpm"  # which decides the images that are looked at
-
-        def importance(self, name: str) -> torch.Tensor:
-            return torch.full_like(super().importance(name), constant)
-
-    fixed = Walk(low_rank(Fixed), stream(), NETWORKS[kind]).run(1)
-    other = low_rank() if like == "gpm" else get("sgd")()
-    rival = Walk(other, stream(), NETWORKS[kind]).run(1)
-    for name, p in rival.model.named_parameters():
-        torch.testing.assert_close(dict(fixed.model.named_parameters())[name], p, atol=1e-5, rtol=1e-4)
-
-
 def test_a_shared_head_is_projected_and_a_tasks_own_is_free() -> None:
     shared = Walk(low_rank(), permuted(), MLP)
     assert "heads.layers.0" in shared.method.layers
@@ -206,8 +179,6 @@ def test_bad_values_are_refused(method: type[GPM], wrong: dict, word: str) -> No
 
 
 def test_what_breaks_the_guarantee_is_refused() -> None:
-    with pytest.raises(ValueError, match="alpha"):
-        SGP(alpha=-1.0)
     for setting, word in [({"weight_decay": 0.1}, "weight_decay"), ({"optimizer": "adam"}, "sgd")]:
         with pytest.raises(ValueError, match=word):
             Walk(GPM(), stream(), MLP, **setting)
