@@ -139,7 +139,9 @@ def _match(value: Any, hint: Any) -> Any:
                 return choice
         return _NO
     if origin in (Union, types.UnionType):
-        found = [_match(value, part) for part in get_args(hint)]
+        # Its very own type first: a float that happens to be whole stays a float where both are welcome.
+        parts = sorted(get_args(hint), key=lambda part: type(value) is not part)
+        found = [_match(value, part) for part in parts]
         return next((kept for kept in found if kept is not _NO), _NO)
     if origin in (list, tuple):
         if not isinstance(value, list | tuple):

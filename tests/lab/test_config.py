@@ -1,0 +1,185 @@
+"""Configs: where an option goes, what is refused and how, and that the file says the same as the object."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drcl.lab import benchmarks, methods, options
+from drcl.lab.config import RunConfig, known_options
+from drcl.lab.options import OptionError
+from drcl.lab.training import OPERATION, Training
+
+
+def make(method: str = "drcl", benchmark: str = "digits-split", **given) -> RunConfig:
+    return RunConfig.make(benchmark, method, 0, given)
+
+
+def test_each_option_goes_to_its_owner():
+    config = make(strength=3, lr="0.5", tasks="4", device="cpu", limit_per_class=7)
+    assert config.method_options == {"strength": 3.0}
+    assert config.benchmark_options == {"lr": 0.5, "tasks": 4, "limit_per_class": 7}
+    assert config.training == {"device": "cpu"}
+    assert type(config.method_options["strength"]) is float
+
+
+def test_a_method_goes_first_and_a_prefix_decides():
+    # momentum is an option of the method and of the benchmark
+    assert make(momentum=0.5).method_options == {"momentum": 0.5}
+    assert make(method="sgd", momentum=0.5).benchmark_options == {"momentum": 0.5}
+    both = RunConfig.make("digits-split", "drcl", 0, {"benchmark.momentum": 0.1, "method.momentum": 0.2})
+    assert (both.benchmark_options, both.method_options) == ({"momentum": 0.1}, {"momentum": 0.2})
+    assert RunConfig.make("digits-split", "sgd", 0, {"training.threads": 2}).training == {"threads": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3.0), ("1e-3", 0.001), (".5", 0.5), ("inf", float("inf")), (2, 2.0)],
+)
+def test_numbers_from_text(text, value):
+    assert make(strength=text).method_options["strength"] == value
+
+
+def test_text_becomes_the_kind_the_option_wants():
+    assert make(stable="none").method_options == {"stable": None}
+    assert make(evaluate_unseen="true").training == {"evaluate_unseen": True}
+    assert make(memory="0.5").method_options == {"memory": 0.5}
+    assert make(memory="latest").method_options == {"memory": "latest"}
+    assert make(epochs="3.0").benchmark_options == {"epochs": 3}
+    assert make(model="{ kind = 'mlp', hidden = [8, 8] }").make_benchmark().model == {"kind": "mlp", "hidden": [8, 8]}
+    nested = RunConfig.make("digits-split", "sgd", 0, {"model.hidden": "[5]", "model.dropout": "0.25"})
+    assert nested.make_benchmark().model == {"kind": "mlp", "hidden": [5], "dropout": 0.25}
+    assert RunConfig.make("digits-split", "sgd", 0, {"model": "cnn"}).make_benchmark().model == {"kind": "cnn"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"strenght": 3}, r"'strenght' is not an option .*did you mean 'strength'\?"),
+        ({"method.lr": 3}, r"'method.lr' is not an option of the method"),
+        ({"training.epochs": 3}, r"not an option of the training"),
+        ({"xyzzy": 1}, r"known are .*strength"),
+        ({"strength": "strong"}, r"strength='strong': give a number"),
+        ({"epochs": "2.5"}, r"epochs='2.5': give a whole number"),
+        ({"epochs": True}, r"epochs=True: give a whole number"),
+        ({"prox": "l3"}, r"prox='l3': give one of l1, l2"),
+        ({"memory": "some"}, r"memory='some': give one of sum, latest or a number"),
+        ({"deterministic": "maybe"}, r"give true or false"),
+        ({"model": 3}, r"model=3: give text or a table"),
+        ({"epochs.more": 3}, r"epochs is a single value"),
+        ({"strength": -1}, r"strength=-1.0 must be a number >= 0"),
+        ({"lr": 0}, r"lr=0.0: give a learning rate above 0"),
+        ({"threads": 0}, r"threads=0: give a whole number of at least 1"),
+        ({"clip": -1.0}, r"clip=-1.0"),
+    ],
+)
+def test_refused_with_what_is_allowed(given, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig.make("digits-split", "drcl", 0, given)
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'digits-permuted'"):
+        RunConfig.make("permuted-digits", "sgd")
+    with pytest.raises(ValueError, match="did you mean 'joint'"):
+        RunConfig.make("digits-split", "joined")
+    for seed in (-1, True, 1.5):
+        with pytest.raises(OptionError, match="seed"):
+            RunConfig("digits-split", "sgd", seed)
+
+
+def test_the_name_tells_runs_apart_and_leaves_out_how_they_are_carried_out():
+    assert RunConfig("digits-permuted", "drcl", 4).name == "digits-permuted-drcl-seed4"
+    plain, other = make(), make(strength=3.0)
+    assert other.name.startswith(plain.name + "-")
+    assert make(strength="3").name == other.name
+    assert make(strength=4.0).name != other.name
+    usual = options.defaults(methods.get("drcl"))["strength"]
+    assert make(strength=usual, epochs=20).name == plain.name
+    assert make(threads=1, checkpoint_every=3).name == plain.name
+    assert make(evaluate_unseen=True).name != plain.name
+
+
+def test_the_resolved_config_says_everything(tmp_path):
+    config = make(strength=2.0, limit_per_class=9)
+    full = config.resolved()
+    assert full.resolved() == full
+    assert set(full.method_options) == set(options.hints(methods.get("drcl")))
+    assert set(full.training) == set(options.hints(Training))
+    assert full.benchmark_options["lr"] == benchmarks.get("digits-split").lr
+    assert full.make_benchmark() == config.make_benchmark()
+    assert full.key() == config.key()
+    content = tomllib.loads(config.to_toml())
+    assert content["method_options"]["strength"] == 2.0
+    assert set(content["operation"]) <= set(OPERATION)
+    assert not set(content["training"]) & set(OPERATION)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "method"),
+    [(name, "sgd") for name in benchmarks.names()] + [("digits-split", name) for name in methods.names()],
+)
+def test_every_config_survives_its_file(benchmark, method, tmp_path):
+    config = RunConfig(benchmark, method, 2)
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    again = RunConfig.from_toml(tmp_path / "config.toml")
+    assert again.key() == config.key()
+    assert again.resolved() == config.resolved()
+    assert again.name == config.name == f"{benchmark}-{method}-seed2"
+
+
+def test_a_file_by_hand(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('benchmark = "digits-split"\nmethod = "ewc"\n[method_options]\nlam = 5\n[operation]\nthreads = 1\n')
+    config = RunConfig.from_toml(path)
+    assert (config.seed, config.method_options, config.training) == (0, {"lam": 5.0}, {"threads": 1})
+    for text, message in [
+        ("benchmark = ", "not TOML"),
+        ('method = "sgd"', "benchmark is missing"),
+        ('benchmark = "digits-split"\nmethod = "sgd"\nsede = 3', "did you mean 'seed'"),
+        ('benchmark = "digits-split"\nmethod = "sgd"\ntraining = 3', "training must be a table"),
+        ('benchmark = "digits-split"\nmethod = "sgd"\n[method_options]\nlam = 3', "not an option of method 'sgd'"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(OptionError, match=message):
+            RunConfig.from_toml(path)
+
+
+def test_fewer_tasks_are_the_first_ones_and_more_are_new_ones():
+    full, fewer, more = make("sgd"), make("sgd", tasks=2), make("sgd", "digits-permuted", tasks=11)
+    assert fewer.stream_options()["tasks"] == 2
+    first = full.make_benchmark().stream(0)
+    some = fewer.make_benchmark().stream(0, **fewer.stream_options())
+    assert [t.classes for t in some] == [t.classes for t in first[:2]]
+    assert some.heads == first.heads
+    assert len(more.make_benchmark().stream(0, **more.stream_options())) == 11
+
+
+def test_options_carry_help():
+    for cls in (Training, *map(methods.get, methods.names())):
+        for row in options.table(cls):
+            assert row["help"], (cls, row)
+            assert row["kind"]
+    assert {"strength", "lr", "device"} <= set(known_options("drcl"))
+    assert "strength" not in known_options()
+
+
+plain = st.one_of(st.integers(-(2**40), 2**40), st.floats(allow_nan=False), st.booleans(), st.none())
+
+
+@settings(max_examples=60, deadline=None)
+@given(plain)
+def test_a_value_written_out_reads_back(value):
+    word = {bool: str(value).lower(), type(None): "none"}.get(type(value), repr(value))
+    got = options.convert("x", word, int | float | bool | None)
+    assert got == value
+    assert type(got) is type(value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text())
+def test_any_text_is_text_where_text_is_wanted(text):
+    assert options.convert("x", text, str) == text or options.read(text) == options.convert("x", text, str)
