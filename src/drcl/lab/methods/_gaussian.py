@@ -1,0 +1,160 @@
+"""Layers whose weights are independent normal variables, and the few things Bayesian methods do with them.
+
+A Gaussian layer is a linear or convolutional layer that keeps its names (`weight` and `bias` are the means) and gains
+`weight_scale` and `bias_scale`. Without a generator it computes with the means, exactly as the plain layer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Positive = Literal["softplus", "plain"]
+
+
+class Gaussian(nn.Module):
+    """What both kinds of layer share."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    weight_scale: nn.Parameter
+    bias_scale: nn.Parameter | None
+    positive: Positive = "softplus"
+    generator: torch.Generator | None = None  # set for the time of a noisy pass, see `noise`
+    local: bool = False
+
+    def apply_layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def sigma(self) -> tuple[Tensor, Tensor | None]:
+        """Standard deviations of weight and bias; None where the bias is a plain number."""
+        return self._positive(self.weight_scale), None if self.bias_scale is None else self._positive(self.bias_scale)
+
+    def _positive(self, scale: Tensor) -> Tensor:
+        return F.softplus(scale) if self.positive == "softplus" else scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.generator is None:
+            return self.apply_layer(x, self.weight, self.bias)
+        weight_sigma, bias_sigma = self.sigma()
+        if self.local:
+            # The output is normal too: drawing it in place of the weights gives every example noise of its own.
+            mean = self.apply_layer(x, self.weight, self.bias)
+            spread = None if bias_sigma is None else bias_sigma.square()
+            variance = self.apply_layer(x.square(), weight_sigma.square().expand_as(self.weight), spread)
+            return mean + variance.clamp(min=1e-16).sqrt() * self._draw(mean)
+        weight = self.weight + weight_sigma * self._draw(self.weight)
+        bias = self.bias
+        if bias is not None and bias_sigma is not None:
+            bias = bias + bias_sigma * self._draw(bias)  # type: ignore[assignment]
+        return self.apply_layer(x, weight, bias)
+
+    def _draw(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.generator).to(like)
+
+
+class GaussianLinear(Gaussian, nn.Linear):  # type: ignore[misc]
+    def apply_layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+
+class GaussianConv2d(Gaussian, nn.Conv2d):  # type: ignore[misc]
+    def apply_layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(x, weight, bias)
+
+
+def convert(
+    model: nn.Module,
+    chosen: Iterable[str],
+    start: Callable[[nn.Linear | nn.Conv2d], float],
+    positive: Positive = "softplus",
+    per_unit: bool = False,
+) -> dict[str, Gaussian]:
+    """Replace the linear and convolutional layers whose weights are among `chosen` by Gaussian ones with the same
+    means. `start(layer)` is the standard deviation to begin with; `per_unit` gives each output unit one for all of its
+    incoming weights and leaves biases plain."""
+    wanted = set(chosen)
+    found: dict[str, Gaussian] = {}
+    for name, layer in list(model.named_modules()):
+        if not isinstance(layer, nn.Linear | nn.Conv2d) or f"{name}.weight" not in wanted:
+            continue
+        made = _like(layer)
+        made.positive = positive
+        value = start(layer)
+        raw = value + torch.log(-torch.expm1(torch.tensor(-value))).item() if positive == "softplus" else value
+        shape = [len(layer.weight)] + [1] * (layer.weight.dim() - 1) if per_unit else layer.weight.shape
+        made.weight_scale = nn.Parameter(layer.weight.new_full(shape, raw))
+        made.bias_scale = None
+        if layer.bias is not None and not per_unit:
+            made.bias_scale = nn.Parameter(torch.full_like(layer.bias, raw))
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, made)
+        found[name] = made
+    return found
+
+
+def _like(layer: nn.Linear | nn.Conv2d) -> Gaussian:
+    bias = layer.bias is not None
+    made: Any
+    if isinstance(layer, nn.Linear):
+        made = GaussianLinear(layer.in_features, layer.out_features, bias, device="meta")
+    else:
+        made = GaussianConv2d(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,  # type: ignore[arg-type]
+            layer.stride,  # type: ignore[arg-type]
+            layer.padding,  # type: ignore[arg-type]
+            layer.dilation,  # type: ignore[arg-type]
+            layer.groups,
+            bias,
+            layer.padding_mode,
+            device="meta",
+        )
+    made.weight, made.bias = layer.weight, layer.bias
+    return made
+
+
+@contextmanager
+def noise(layers: Iterable[Gaussian], generator: torch.Generator | None, local: bool = False) -> Iterator[None]:
+    """Passes inside draw weights (or, `local`, outputs) from `generator`; None leaves the means."""
+    chosen = list(layers)
+    for layer in chosen:
+        layer.generator, layer.local = generator, local
+    try:
+        yield
+    finally:
+        for layer in chosen:
+            layer.generator = None
+
+
+def kl(mean: Tensor, sigma: Tensor, prior_mean: Tensor | float, prior_sigma: Tensor | float) -> Tensor:
+    """Sum over all weights of KL(N(mean, sigma^2) || N(prior_mean, prior_sigma^2))."""
+    ratio = (sigma / prior_sigma).square()
+    return 0.5 * (ratio + ((mean - prior_mean) / prior_sigma).square() - 1 - ratio.log()).sum()
+
+
+def snapshot(layers: Mapping[str, Gaussian]) -> dict[str, dict[str, Tensor]]:
+    """Means and standard deviations as they are now, by layer."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, layer in layers.items():
+        weight_sigma, bias_sigma = layer.sigma()
+        parts = {"weight": layer.weight, "weight_sigma": weight_sigma, "bias": layer.bias, "bias_sigma": bias_sigma}
+        found[name] = {word: t.detach().clone() for word, t in parts.items() if t is not None}
+    return found
+
+
+def scale_bytes(layers: Iterable[Gaussian]) -> int:
+    """What the standard deviations take beside the network's own weights."""
+    scales = [s for layer in layers for s in (layer.weight_scale, layer.bias_scale) if s is not None]
+    return sum(s.nbytes for s in scales)
+
+
+def check_adam(method: str, rate: float | None) -> None:
+    if rate is not None and not rate > 0:
+        raise ValueError(f"{method}: adam_lr={rate} must be above 0: give 0.001, or none for the run's own optimizer")

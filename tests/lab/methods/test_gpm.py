@@ -1,0 +1,188 @@
+"""GPM and SGP: what is orthogonal stays orthogonal, and old layer outputs stay put."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from drcl.lab.methods import _bases
+from drcl.lab.methods.gpm import GPM
+from drcl.lab.methods.sgp import SGP
+
+from .walk import CNN, MLP, NETWORKS, Walk, permuted, stream, weights
+
+
+def low_rank(method: type[GPM] = GPM, **more: object) -> GPM:
+    return method(threshold=0.9, increase=0.003, samples=20, **more)  # type: ignore[arg-type]
+
+
+def outputs(layer: nn.Module, columns: torch.Tensor) -> torch.Tensor:
+    """A layer applied to input vectors, the last entry of which belongs to the bias."""
+    assert isinstance(layer, nn.Linear | nn.Conv2d)
+    assert layer.bias is not None
+    return torch.cat([layer.weight.flatten(1), layer.bias[:, None]], 1) @ columns
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_are_orthogonal_to_the_memory_and_keep_layer_outputs(kind: str, momentum: float) -> None:
+    """Three tasks; after each step of the later ones the weights of a layer, bias included, act on every direction of
+    the memory as they did when the task began."""
+    before: dict[str, torch.Tensor] = {}
+    start: dict[str, torch.Tensor] = {}
+    checked, moved = [], set()
+
+    def after_task(walk: Walk, task: object) -> None:
+        bases = walk.method.state["bases"]
+        before.update({n: outputs(walk.method.layers[n], m).detach() for n, m in bases.items()})
+        start.update(weights(walk.model))
+
+    def after_step(walk: Walk) -> None:
+        for name, m in walk.method.state.get("bases", {}).items():
+            layer = walk.method.layers[name]
+            matrix = _bases.gradient(layer)
+            raw = matrix.norm() + 1e-3
+            assert (matrix @ m).norm() <= 1e-5 * raw
+            torch.testing.assert_close(outputs(layer, m), before[name], atol=1e-5, rtol=1e-5)
+            checked.append(name)
+            if not torch.equal(layer.weight, start[f"{name}.weight"]):
+                moved.add(name)
+
+    walk = Walk(low_rank(), stream(), NETWORKS[kind], momentum=momentum).run(1, after_task, after_step)
+    assert set(checked) == set(walk.method.layers)
+    assert [len(row) for row in walk.accuracy] == [1, 2, 3]
+    assert "trunk.fc1" in moved  # held where it must be, not everywhere
+
+
+def test_images_in_the_memory_keep_their_outputs_while_others_change() -> None:
+    """The real layer on real images, three of which lie in the memory almost entirely."""
+    tasks = stream()
+    walk = Walk(GPM(threshold=0.999999, increase=0.0, samples=3), tasks, MLP)
+    walk.task(tasks[0], 1)
+    layer = walk.method.layers["trunk.fc1"]
+    ((seen, _),) = walk.method.sample(tasks[0], 3, "inputs")
+    other, _ = tasks[1].train.take(slice(0, 3))
+    then = [layer(x.flatten(1)).detach() for x in (seen, other)]
+    walk.task(tasks[1], 2)
+    torch.testing.assert_close(layer(seen.flatten(1)), then[0], atol=1e-4, rtol=1e-4)
+    assert (layer(other.flatten(1)) - then[1]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("method", [GPM, SGP])
+def test_bases_stay_orthonormal_and_grow_over_many_tasks(method: type[GPM]) -> None:
+    ranks: list[list[int]] = []
+    scores: list[dict[str, torch.Tensor]] = []
+
+    def after_task(walk: Walk, task: object) -> None:
+        for m in walk.method.state["bases"].values():
+            torch.testing.assert_close(m.T @ m, torch.eye(m.shape[1]), atol=1e-5, rtol=0)
+            assert m.shape[1] <= m.shape[0]
+        ranks.append([m.shape[1] for m in walk.method.state["bases"].values()])
+        scores.append({n: v.clone() for n, v in walk.method.state.get("importances", {}).items()})
+
+    walk = Walk(low_rank(method), stream(8, per_class=4), CNN).run(1, after_task)
+    for earlier, later in pairwise(ranks):
+        assert all(a <= b for a, b in zip(earlier, later))
+    assert ranks[-1] > ranks[0]
+    stored = sum(m.numel() for m in walk.method.state["bases"].values()) * 4
+    stored += sum(v.numel() for v in scores[-1].values()) * 4
+    assert walk.method.state_bytes() == stored
+    for earlier, later in pairwise(scores):
+        for name, old in earlier.items():
+            assert (later[name][: len(old)] >= old).all()
+            assert 0 <= later[name].min() <= later[name].max() <= 1
+
+
+def test_rank_is_the_smallest_that_reaches_the_threshold() -> None:
+    """Energies 16, 4, 1 along three axes: 16/21 = .76, 20/21 = .952."""
+    inputs = torch.diag(torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64))
+    nothing = torch.empty(3, 0)
+    for threshold, rank in [(0.5, 1), (0.76, 1), (0.77, 2), (0.95, 2), (0.96, 3)]:
+        new, values = _bases.grow(nothing, inputs, threshold)
+        assert new.shape == (3, rank)
+        torch.testing.assert_close(values, torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)[:rank])
+    held = torch.tensor([[0.0], [1.0], [0.0]])  # the second axis is in memory already: 4/21
+    assert _bases.grow(held, inputs, 0.19)[0].shape == (3, 0)
+    assert _bases.grow(held, inputs, 0.95)[0].abs().round().tolist() == [[1], [0], [0]]
+    assert _bases.grow(torch.eye(3), inputs, 0.999)[0].shape == (3, 0)
+    assert _bases.grow(nothing, torch.zeros(3, 5, dtype=torch.float64), 0.9)[0].shape == (3, 0)
+
+
+def test_squeezed_inputs_have_the_same_singular_values_and_directions() -> None:
+    layer = nn.Conv2d(2, 3, 3, stride=2, padding=1)
+    x = torch.randn(4, 2, 9, 9, generator=torch.Generator().manual_seed(0))
+    columns = _bases.columns(layer, x)
+    assert columns.shape == (2 * 9 + 1, 4 * 25)
+    by_matrix = outputs(layer, columns).reshape(3, 4, 25).transpose(0, 1).reshape(4, 3, 5, 5)
+    torch.testing.assert_close(by_matrix, layer(x), atol=1e-5, rtol=1e-5)
+    small = _bases.squeeze(columns.double())
+    assert small.shape == (19, 19)
+    torch.testing.assert_close(small @ small.T, (columns.double() @ columns.double().T))
+    torch.testing.assert_close(torch.linalg.svdvals(small), torch.linalg.svdvals(columns.double()))
+
+
+def test_projection_is_idempotent_for_gpm_and_scaled_for_sgp() -> None:
+    generator = torch.Generator().manual_seed(1)
+    basis = torch.linalg.qr(torch.randn(7, 3, generator=generator))[0]
+    matrix = torch.randn(5, 7, generator=generator)
+    once = _bases.project(matrix, basis)
+    torch.testing.assert_close(_bases.project(once, basis), once)
+    torch.testing.assert_close(_bases.project(matrix, basis, torch.ones(3)), once)
+    assert torch.equal(_bases.project(matrix, basis, torch.zeros(3)), matrix)
+    half = _bases.project(matrix, basis, torch.full((3,), 0.5))
+    torch.testing.assert_close(half, (matrix + once) / 2)
+    assert not torch.allclose(_bases.project(half, basis, torch.full((3,), 0.5)), half)
+
+
+def test_a_shared_head_is_projected_and_a_tasks_own_is_free() -> None:
+    shared = Walk(low_rank(), permuted(), MLP)
+    assert "heads.layers.0" in shared.method.layers
+    assert list(Walk(low_rank(), stream(), MLP).method.layers) == ["trunk.fc1", "trunk.fc2"]
+    shared.run(1)
+    assert all(0 <= value <= 1 for row in shared.accuracy for value in row)
+
+
+def test_norm_layers_learn_in_the_first_task_only() -> None:
+    seen = []
+
+    def after_task(walk: Walk, task: object) -> None:
+        seen.append(walk.model.trunk.conv_norm1.weight.detach().clone())
+
+    Walk(low_rank(), stream(), CNN | {"norm": "batch"}).run(1, after_task)
+    assert not torch.equal(seen[0], torch.ones_like(seen[0]))
+    assert torch.equal(seen[0], seen[2])
+
+
+def test_a_residual_network_runs() -> None:
+    spec = {"kind": "resnet18", "filters": 2, "norm": "batch"}
+    walk = Walk(low_rank(), stream(2, per_class=4), spec).run(1)
+    assert "trunk.stages.1.0.shortcut.0" in walk.method.layers
+
+
+@pytest.mark.parametrize("method", [GPM, SGP])
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"threshold": 0.0}, "threshold"),
+        ({"threshold": 1.0}, "threshold"),
+        ({"threshold": [0.9, 1.5]}, "threshold"),
+        ({"increase": -0.1}, "increase"),
+        ({"samples": 0}, "samples"),
+    ],
+)
+def test_bad_values_are_refused(method: type[GPM], wrong: dict, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        method(**wrong)
+
+
+def test_what_breaks_the_guarantee_is_refused() -> None:
+    for setting, word in [({"weight_decay": 0.1}, "weight_decay"), ({"optimizer": "adam"}, "sgd")]:
+        with pytest.raises(ValueError, match=word):
+            Walk(GPM(), stream(), MLP, **setting)
+    with pytest.raises(ValueError, match="per-task"):
+        Walk(GPM(), stream(), CNN | {"norm": "shared"})
+    with pytest.raises(ValueError, match="3 values for 2 layers"):
+        Walk(GPM(threshold=[0.9, 0.9, 0.9]), stream(), MLP)
