@@ -84,8 +84,6 @@ def start_task(optimizer: DRCL, named: dict[str, nn.Parameter]) -> None:
             state.pop(key, None)
     if optimizer.inner is not None:
         optimizer.inner.state.clear()
-    for group in optimizer.param_groups:
-        group["stable_steps"] = 0
     optimizer._names |= {p: n for n, p in named.items()}
     optimizer._progress |= {"mode": "train", "steps_in_proposal": 0, "gammas": []}
 

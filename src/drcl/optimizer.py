@@ -44,8 +44,8 @@ class DRCL(torch.optim.Optimizer):
             protected: heads).
         lr, momentum, dampening, nesterov, weight_decay, maximize: as in ``torch.optim.SGD``; lr is also gamma.
         strength: the paper's lambda on mean-one importance; 0 protects nothing, inf freezes every protected weight.
-        stable: a share in (0, 1) instead of a strength; the strength is then chosen per task so that this share of the
-            protected weights stays exactly where it was. Read it back with ``strengths``.
+        stable: a share in (0, 1) instead of a strength; the strength is then chosen from gradients and importance so
+            that this share of the protected weights stays exactly where it was. Read it back with ``strengths``.
         prox: "l1", "l2", "elastic", "group", "box", an object of ``drcl.prox``, or any ``f(r, anchor, threshold)``.
         splitting: which iteration negotiates.
 

@@ -1,9 +1,9 @@
 """`stable=0.8`: choose the strength so that this share of the protected weights stays exactly at the anchor.
 
 A weight is held by a step iff |r - a| <= gamma * strength * F, so the strength that holds exactly a share q of them is
-the q-quantile of |r - a| / (gamma * F). It is read off a fixed random sample of coordinates on the first batches, and
-followed slowly for the rest of the task, because gradients shrink while a task is learned: a strength that is right on
-the first batches would hold far more at the end.
+the q-quantile of |r - a| / (gamma * F). It is read off a fixed random sample of coordinates at every step, because
+gradients shrink while a task is learned: a strength that is right on the first batches would hold far more at the end,
+and one that is smoothed lags behind. Which weights are held is decided by the last step alone.
 """
 
 from __future__ import annotations
@@ -17,26 +17,19 @@ from torch import Tensor
 from drcl.kernels import Rule, Weight, proposal
 
 SAMPLE = 20_000  # coordinates of a group that are watched
-EARLY = 20  # steps over which the first estimate is a plain mean
-SMOOTHING = 0.1  # weight of a new observation after that
 FLOOR = 1e-6  # added to a mean-one importance: weights the earlier tasks never used can be held too
 
 
 def choose(group: dict[str, Any], weights: list[Weight], rule: Rule, protected: int) -> float:
     """The strength for this step. `protected` counts the group's protected weights, those without gradient too."""
-    steps = group.setdefault("stable_steps", 0)
     active = sum(w.y.numel() for w in weights)
     if not active or not rule.gamma:  # nothing can move, and nothing can be learned about the strength
         return float(group["chosen_strength"] or 0.0)
-    if steps < EARLY or steps % 5 == 0:
-        # Weights without a gradient do not move, so the others must make up the whole share of movers.
-        share = 1 - (1 - group["stable"]) * protected / active
-        observed = max(float(torch.quantile(_ratios(weights, rule, active), min(max(share, 0.0), 1.0))), 1e-12)
-        old = group["chosen_strength"] if steps else None
-        blend = max(1 / (steps + 1), SMOOTHING)
-        log = math.log(observed) if old is None else (1 - blend) * math.log(old) + blend * math.log(observed)
-        group["chosen_strength"] = math.exp(log)
-    group["stable_steps"] = steps + 1
+    # Weights without a gradient do not move, so the others must make up the whole share of movers.
+    share = 1 - (1 - group["stable"]) * protected / active
+    ratios = _ratios(weights, rule, active)
+    held = round(share * len(ratios))
+    group["chosen_strength"] = float(ratios.kthvalue(min(held, len(ratios))).values) if held > 0 else 0.0
     return float(group["chosen_strength"])
 
 
@@ -46,9 +39,11 @@ def _ratios(weights: list[Weight], rule: Rule, active: int) -> Tensor:
     mix = rule.mix or 1.0
     for w in weights:
         n = w.y.numel()
-        # Evenly spaced with a stride that is coprime to usual row lengths: a fixed sample without an index to store.
-        picks = min(n, max(1, round(SAMPLE * n / active)))
-        at = (torch.arange(picks, device=w.y.device) * n // picks + 7919 * torch.arange(picks, device=w.y.device)) % n
+        at = None
+        if active > SAMPLE:
+            # Drawn anew from one seed every time: a fixed sample without an index to store.
+            rng = torch.Generator(w.y.device).manual_seed(0)
+            at = torch.randint(n, (math.ceil(SAMPLE * n / active),), generator=rng, device=w.y.device)
         y, g, a, f = (_gather(t, at) for t in (w.y, w.g, w.anchor, w.importance))
         buffer = None if w.buffer is None else _gather(w.buffer, at)
         s = proposal(y, g, buffer, w.first, rule)
@@ -57,6 +52,7 @@ def _ratios(weights: list[Weight], rule: Rule, active: int) -> Tensor:
     return torch.cat(out)
 
 
-def _gather(t: Tensor, at: Tensor) -> Tensor:
-    flat = t.detach().reshape(-1)[at]
+def _gather(t: Tensor, at: Tensor | None) -> Tensor:
+    flat = t.detach().reshape(-1)
+    flat = flat.clone() if at is None else flat[at]
     return flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
