@@ -7,6 +7,10 @@
 
 The trunk is protected; heads of single tasks stay free, a shared head is protected like the rest. The network holds y
 while it trains and is judged at z.
+
+The defaults are those that measure best under the benchmarks' momentum of 0.9. The paper's own iteration is
+``splitting=douglas-rachford``, which wants momentum=0 or a small learning rate: with momentum its fixed point is stable
+only for steps ten times smaller.
 """
 
 from __future__ import annotations
@@ -39,11 +43,11 @@ class DouglasRachford(Method):
 
     keeps_optimizer: ClassVar[bool] = True
 
-    strength: float = option(10.0, "lambda, on importance of mean one; 0 protects nothing, inf freezes")
+    strength: float = option(0.1, "lambda, on importance of mean one; 0 protects nothing, inf freezes")
     stable: float | None = option(None, "share of weights to hold still, in place of a strength")
     prox: Literal["l1", "l2", "elastic", "group", "box"] = option("l1", "the penalty whose proximal map is taken")
     splitting: Literal["douglas-rachford", "forward-backward", "implicit"] = option(
-        "douglas-rachford", "how the two operators negotiate"
+        "forward-backward", "how the two operators negotiate"
     )
     iterations: int = option(1, "iterations on one mini-batch")
     tolerance: float | None = option(None, "stop these early at this fraction of the first residual")
