@@ -179,7 +179,7 @@ def wait_for(condition, seconds: float = 120) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path, start, how):
-    file = write(tmp_path / "sweep.toml", options={**QUICK, "epochs": 60, "tasks": 4}, seeds=[0, 1])
+    file = write(tmp_path / "sweep.toml", options={**QUICK, "epochs": 40, "tasks": 4}, seeds=[0, 1])
     first, second = (tmp_path / "runs" / config.name for config in sweep.read(file))
     process = start(str(file), "--jobs", "1")
     wait_for(lambda: second.is_dir() and Run.read(second).tasks_done >= 1)

@@ -116,6 +116,8 @@ class Board:
         grid.add_column(justify="right", min_width=7)
         grid.add_column()
         grid.add_column(justify="right", style="dim", min_width=6)
+        if any(line.row for line in self.lines):
+            grid.add_row(*(Text(word, style="dim") for word in ("", "", "", "average", "accuracy by task", "time")))
         for line in self._visible():
             grid.add_row(*self._cells(line))
         return Group(*parts, grid)
