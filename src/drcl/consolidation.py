@@ -98,9 +98,10 @@ def consolidate(
     """The body of DRCL.consolidate: everything that can fail comes before anything that changes."""
     if not hasattr(estimator, "estimate"):
         raise TypeError(f"importance={estimator!r} must be an estimator such as drcl.Fisher() or drcl.MAS()")
+    named = matching(optimizer, model)
     if batches is None and getattr(estimator, "needs_data", True):
         raise ValueError(f"{type(estimator).__name__} needs data: pass consolidate(model, batches)")
-    named = matching(optimizer, model)
+    made = estimator.describe()  # before it measures: one that watches training starts afresh after that
     with optimizer.deployed():
         with torch.enable_grad():
             new = estimator.estimate(model, batches, named, forward)
@@ -112,7 +113,7 @@ def consolidate(
     start_task(optimizer, named)
     optimizer._progress["importance_mean"] = mean
     optimizer._progress["tasks"] += 1
-    optimizer._progress["made"] = [*optimizer._progress["made"], estimator.describe()]
+    optimizer._progress["made"] = [*optimizer._progress["made"], made]
 
 
 def anchor_of(optimizer: DRCL) -> Anchor | None:

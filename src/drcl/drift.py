@@ -107,10 +107,9 @@ def drift(model: nn.Module, anchor: Anchor) -> Drift:
     anchor.check(model)
     own = {n: p.detach() for n, p in own_names(model).items()}
     layers: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for name, a in anchor.weights.items():
-        if a.numel():
-            pair = (own[name], a.to(own[name].device))
-            layers.setdefault(name.rpartition(".")[0] or name, []).append(pair)
+    for name, w in own.items():  # in the model's order; a file keeps its own
+        if name in anchor.weights and w.numel():
+            layers.setdefault(name.rpartition(".")[0] or name, []).append((w, anchor.weights[name].to(w.device)))
     everything = [pair for pairs in layers.values() for pair in pairs]
     if not everything:
         raise ValueError("every parameter of this anchor is empty: there is nothing to compare")

@@ -259,7 +259,8 @@ class DRCL(torch.optim.Optimizer):
         if closure is not None and not lbfgs:
             with torch.enable_grad():
                 loss = closure()
-        self._check_gradients()
+        if not lbfgs:  # which looks at no gradient but those of its own evaluations
+            self._check_gradients()
         if self.inner is None and self.solver.plasticity_steps == 1:
             for group in self.param_groups:
                 self._sgd(group, protected=False)
