@@ -7,9 +7,9 @@ processes together, and a run means the same on one process and on eight. On a s
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,17 +41,15 @@ def world() -> World:
     return World()
 
 
-@contextmanager
-def joined(device: torch.device) -> Iterator[World]:
-    """Join the processes a launcher such as torchrun has started, and leave them at the end."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or world().size > 1:
-        yield world()
-        return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield world()
-    finally:
-        dist.destroy_process_group()
+def join(device: torch.device) -> World:
+    """Join the processes that a launcher such as torchrun has started, once and until this one ends.
+
+    Leaving and joining again would race: one process may reach the meeting point while another still closes it.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(dist.destroy_process_group)
+    return world()
 
 
 def local_rank() -> int:

@@ -58,7 +58,8 @@ def execute(
     directory = Path(directory)
     training = config.make_training()
     device = pick_device(training.device)
-    with parallel.joined(device) as here, ExitStack() as stack:
+    here = parallel.join(device)
+    with ExitStack() as stack:
         for logger in loggers:
             stack.callback(logger.close)
         if here.rank == 0:
