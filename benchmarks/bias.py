@@ -39,7 +39,7 @@ class Fixed:
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
 
-    def estimate(self, model, batches, parameters, forward=None):  # noqa: ANN001, ANN201
+    def estimate(self, model, batches, parameters, forward=None):
         return {name: self.values.clone() for name in parameters}
 
     def describe(self) -> dict[str, str]:
