@@ -92,8 +92,11 @@ def test_labels_say_no_more_than_what_differs():
     assert labels(sweep.plan({**plan, "seeds": 2}))[0] == "sgd · seed 0"
 
 
-def test_threads_are_shared_out():
-    assert [workers.threads_for(jobs, cores=8) for jobs in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+def test_threads_are_shared_out(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [workers.threads_for(jobs, 8) for jobs in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert [workers.threads_for(jobs, 8) for jobs in (1, 2, 3, 8, 20)] == [2, 2, 2, 1, 1]
 
 
 # ---- running

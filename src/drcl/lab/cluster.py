@@ -19,7 +19,7 @@ from typing import Any
 
 from drcl.lab.sweep import Backend, Job, Tell, Update
 from drcl.lab.words import reason
-from drcl.lab.workers import THREADS, perform, threads_for, throttled
+from drcl.lab.workers import THREADS, cores, perform, threads_for, throttled
 
 LOCAL = "local"
 _INSTALL = 'install it with: pip install "drcl[cluster]"'
@@ -36,7 +36,7 @@ def on_ray(address: str, *, shared: bool = False, at_once: int | None = None) ->
     except ModuleNotFoundError:
         raise ClusterError(f"--cluster needs Ray; {_INSTALL}") from None
     local = address == LOCAL
-    at_once = at_once or (threads_for(1) if local else None)
+    at_once = at_once or (cores() if local else None)
     threads = threads_for(at_once) if local and at_once else 1
     environment: dict[str, Any] = {"env_vars": {name: str(threads) for name in THREADS}}
     common: dict[str, Any] = {"ignore_reinit_error": False, "log_to_driver": False, "logging_level": logging.ERROR}

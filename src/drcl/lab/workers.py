@@ -28,11 +28,17 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _EVERY = 0.1  # seconds between two step events of one run; more would only fill the pipe
 
 
-def threads_for(workers: int, cores: int | None = None) -> int:
-    """Threads a process may use so that all workers together do not ask for more than the machine has."""
-    if cores is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, workers))
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_for(workers: int, available: int | None = None) -> int:
+    """Threads a process may use so that all workers together do not ask for more than the machine has, and none for
+    more than OMP_NUM_THREADS already allows."""
+    share = max(1, (available or cores()) // max(1, workers))
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(asked)) if asked.isdigit() and int(asked) > 0 else share
 
 
 def perform(job: Job, progress: Callable[[Any], None]) -> None:
