@@ -136,9 +136,7 @@ def main() -> None:
     ratios = [compare(name, examples, given.rounds) for name, examples in made.items()]
     print(f"\n{'share of an AlexNet iteration':32}")
     shares = [share_of_iteration(name, examples, given.rounds) for name, examples in made.items()]
-    print(
-        f"\nsmallest ratio {min(ratios):.1f}x (target 10x), largest share {100 * max(shares):.2f} % (target 3 %)"
-    )
+    print(f"\nsmallest ratio {min(ratios):.1f}x, wanted 10x; largest share {max(shares):.2%}, wanted 3 %")
 
 
 if __name__ == "__main__":

@@ -36,10 +36,6 @@ def probabilities(output: Any, length: int) -> torch.Tensor:
             f"logits of shape {shape} have one class, whose softmax is constant; for a single logit use "
             "Fisher(labels='empirical', loss=...), for instance with binary cross entropy"
         )
-    if not torch.isfinite(output).all():
-        raise FloatingPointError(
-            "the model's logits are not finite: the weights have diverged or the data holds nan or inf"
-        )
     return output.detach().softmax(1)
 
 
@@ -124,8 +120,9 @@ def loss_directions(loss: Callable[[Any, Any], Any], output: Any, target: Any, l
     # A scalar may weigh samples unevenly (ignored tokens, class weights): ask for each sample's own.
     singles = []
     for i in range(length):
-        one = map_tensors(lambda t: t.detach().requires_grad_(t.is_floating_point()), take(output, [i]))
-        singles.append(_derivative(loss(one, None if target is None else take(target, [i])), tensors(one)))
+        row = slice(i, i + 1)
+        one = map_tensors(lambda t: t.detach().requires_grad_(t.is_floating_point()), take(output, row))
+        singles.append(_derivative(loss(one, None if target is None else take(target, row)), tensors(one)))
     return [[torch.cat(column) for column in zip(*singles)]]
 
 

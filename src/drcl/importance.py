@@ -64,9 +64,6 @@ class _FromSamples(Importance):
         rng = np.random.default_rng([self.seed, 1])
         with undisturbed(model, seed=self.seed):
             model.eval()
-            protected = {id(p) for p in parameters.values()}
-            for p in model.parameters():
-                p.requires_grad_(id(p) in protected)
             hook = default_forward if forward is None else _checked(forward)
             sums, count = per_sample_moments(
                 model,
@@ -83,7 +80,7 @@ class _FromSamples(Importance):
                 )
             for name, total in sums.items():
                 total /= count
-                if not torch.isfinite(total).all():
+                if not torch.isfinite(total.max()):
                     raise FloatingPointError(
                         f"the gradient of parameter {name!r} is not finite on some samples (nan, inf or too "
                         "large to square); look for diverged training or bad values in the data first"

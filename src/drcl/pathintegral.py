@@ -95,15 +95,15 @@ class PathIntegral(Importance):
             path = self._paths.get(id(p))
             if path is None:
                 raise ValueError(
-                    f"parameter {name!r} is not in the optimizer PathIntegral watches; add it there, or watch "
-                    "the optimizer that trains it"
+                    f"parameter {name!r} is not in the optimizer PathIntegral watches; add it there, or "
+                    "watch the optimizer that trains it"
                 )
             change = p.detach().to(path.omega.dtype) - path.start
             result[name] = (path.omega / (change * change + self.damping)).clamp_(min=0)
             if not torch.isfinite(result[name]).all():
                 raise FloatingPointError(
-                    f"the path of parameter {name!r} is not finite: a gradient or a step was nan or inf; look "
-                    "for diverged training first"
+                    f"the path of parameter {name!r} is not finite: a gradient or a step was nan or inf; "
+                    "look for diverged training first"
                 )
         for path in self._paths.values():
             path.restart()
@@ -124,7 +124,7 @@ class PathIntegral(Importance):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with a saved path; `watch` the optimizer first, over the same parameters in the same order."""
+        """Go on with a saved path; first `watch` the optimizer, over the same parameters in order."""
         if self._optimizer is None:
             raise RuntimeError("watch(optimizer) first: the state belongs to the parameters of an optimizer")
         parameters = self._parameters()

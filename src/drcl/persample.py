@@ -1,21 +1,30 @@
 """Sums over samples of powers of per-sample gradients: the engine under every importance estimate.
 
 For sample b and cotangent v_b (the derivative of its loss with respect to the model's output) the gradient is
-g_b = J_b^T v_b; what is wanted is the sum over b of |g_b|^power, never a power of the sum.
+g_b = J_b^T v_b; what is wanted is the sum over b of |g_b|^power, never a power of the sum. Three routes lead
+there: one batched pass with a rule a layer (`drcl.onepass`), `torch.func`, and one sample at a time
+(`drcl.routes`). Which parameter takes which is not assumed but tried, on two samples, before the work begins.
 """
 
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
+from drcl.layergrads import Moments, add_power
+from drcl.onepass import OnePass, Shapes, Unsupported, shapes_of_outputs
+from drcl.routes import Cotangents, Forward, one_by_one, times_used, vectorised
 from drcl.sampling import batch_length, take, tensors
 
-__all__ = ["Forward", "per_sample_moments"]
+__all__ = ["Cotangents", "Forward", "accumulator", "per_sample_moments"]
 
-Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
-Cotangents = list[list[torch.Tensor]]
+Directions = Callable[[Any, Any, int], Cotangents]
+
+# Two routes round differently, and a rounding may switch a ReLU; a wrong route is wrong by far more.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.03}
 
 
 def per_sample_moments(
@@ -23,54 +32,208 @@ def per_sample_moments(
     batches: Iterable[Any],
     parameters: dict[str, nn.Parameter],
     forward: Forward,
-    directions: Callable[[Any, Any, int], Cotangents],
+    directions: Directions,
     power: int,
-) -> tuple[dict[str, torch.Tensor], int]:
+) -> tuple[Moments, int]:
     """Sum of |per-sample gradient|^power over all samples of `batches` and all directions, and their number.
 
     `directions(output, target, length)` gives a list of cotangents of the output, each with one tensor for
-    every tensor of the output. The model is expected in the mode it is to be judged in, with exactly the
-    gradients of `parameters` switched on (see `drcl.undisturbed`).
+    every tensor of the output. The model is taken in the mode it is in; call this inside `undisturbed`, since
+    it switches `requires_grad` off. Sums are float32, float64 for float64 parameters.
     """
-    sums = {name: torch.zeros_like(p, dtype=accumulator(p)) for name, p in parameters.items()}
-    count = 0
+    for p in model.parameters():
+        p.requires_grad_(False)
+    count, plan = 0, None
     for batch in batches:
-        with torch.no_grad():
-            output, target = forward(model, batch)
-        cotangents = directions(output, target, batch_length(batch))
-        one_by_one(model, batch, parameters, forward, cotangents, power, sums)
-        count += batch_length(batch)
-    return sums, count
+        length = batch_length(batch)
+        if length == 0:
+            continue
+        if plan is None:
+            plan = _Plan(model, batch, parameters, forward, power)
+        step = plan.step(length)
+        for start in range(0, length, step):
+            part = batch if step == length else take(batch, slice(start, start + step))
+            plan.add(part, min(step, length - start), directions)
+        count += length
+    return ({} if plan is None else plan.totals), count
 
 
 def accumulator(parameter: torch.Tensor) -> torch.dtype:
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
-def one_by_one(
-    model: nn.Module,
-    batch: Any,
-    parameters: dict[str, nn.Parameter],
-    forward: Forward,
-    cotangents: Cotangents,
-    power: int,
-    sums: dict[str, torch.Tensor],
-) -> None:
-    """The definition itself: one forward and one backward pass a sample. Slow, and right for every model."""
-    for i in range(batch_length(batch)):
-        output, _ = forward(model, take(batch, [i]))
-        leaves = tensors(output)
-        for k, cotangent in enumerate(cotangents):
-            pairs = [(o, v[i : i + 1]) for o, v in zip(leaves, cotangent) if o.requires_grad]
-            if not pairs:
-                continue
-            gradients = torch.autograd.grad(
-                [o for o, _ in pairs],
-                list(parameters.values()),
-                [v for _, v in pairs],
-                retain_graph=k + 1 < len(cotangents),
-                allow_unused=True,
-            )
-            for name, gradient in zip(parameters, gradients):
-                if gradient is not None:
-                    sums[name] += gradient.to(sums[name].dtype).abs() ** power
+class _Plan:
+    """Which parameter takes which route, and the sums so far."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        parameters: dict[str, nn.Parameter],
+        forward: Forward,
+        power: int,
+    ) -> None:
+        self.model, self.parameters, self.forward, self.power = model, parameters, forward, power
+        self.onepass = OnePass(model, parameters)
+        self.vectorised: dict[str, nn.Parameter] = {}
+        self.looped: dict[str, nn.Parameter] = {}
+        pair = take(batch, [0, min(1, batch_length(batch) - 1)])
+        probe, truth, shapes = self._definition(pair)
+        self.activations = sum(shape.numel() for shape in shapes.values())
+        self.totals = {
+            name: torch.zeros_like(p, dtype=accumulator(p), requires_grad=False)
+            for name, p in parameters.items()
+        }
+        self._try_onepass(pair, probe, truth, shapes)
+        covered = {*self.onepass.names, *self.looped}
+        self.vectorised = self._some(name for name in parameters if name not in covered)
+        if self.vectorised:
+            self._try_vectorised(pair, probe, truth)
+        for total in self.totals.values():
+            total.zero_()
+
+    def step(self, length: int) -> int:
+        """Samples at once. The sums lie beside the activations all the time, where an ordinary pass gets its
+        gradients only as its activations go: where activations weigh, half a batch needs no more memory."""
+        if self.looped is self.parameters:
+            return 1
+        light = 4 * self.activations * length <= sum(p.numel() for p in self.parameters.values())
+        return length if light or length < 16 else (length + 1) // 2
+
+    def add(self, batch: Any, length: int, directions: Directions) -> None:
+        with self.onepass.listening():
+            output, target = self.forward(self.model, batch)
+            cotangents = directions(output, target, length)
+            others = self.looped
+            try:
+                self.onepass.backward(output, cotangents, length, self.totals, self.power)
+            except Unsupported as reason:
+                others = {**others, **self._some(self.onepass.names)}
+                self._warn(others, str(reason))
+        del output
+        if self.vectorised:
+            vectorised(self.model, batch, self.vectorised, self.forward, cotangents, self.totals, self.power)
+        if others:
+            one_by_one(self.model, batch, others, self.forward, cotangents, self._receive)
+
+    def _receive(self, name: str, gradient: torch.Tensor) -> None:
+        add_power(self.totals[name], gradient[None], self.power)
+
+    def _some(self, names: Iterable[str]) -> dict[str, nn.Parameter]:
+        wanted = set(names)
+        return {name: p for name, p in self.parameters.items() if name in wanted}
+
+    def _definition(self, pair: Any) -> tuple[Cotangents, Moments, Shapes]:
+        """Random cotangents, what the definition gives for them, and the layers' shapes for one sample.
+
+        Random, because those of a well trained model can be too small to tell right from wrong. Of the
+        moments only sums over the first dimension are kept, enough to recognise them by.
+        """
+        probe: Cotangents = [[]]
+        truth: Moments = {}
+        seen: dict[str, Any] = {}
+
+        def look(output: Any) -> None:
+            generator = torch.Generator().manual_seed(0)
+            probe[0] += [_random_pair(leaf, generator) for leaf in tensors(output)]
+            seen["times"], seen["shapes"] = times_used(output, self.parameters), dict(shapes)
+            self._alone = [leaf.detach() for leaf in tensors(output)]
+
+        def receive(name: str, gradient: torch.Tensor) -> None:
+            wide = gradient.to(accumulator(gradient))
+            powers = wide.abs() ** self.power if wide.ndim < 2 else None
+            # The norm sums without a second array as large as the gradient.
+            mark = torch.linalg.vector_norm(wide, self.power, 0) ** self.power if powers is None else powers
+            truth[name] = truth[name] + mark if name in truth else mark
+
+        try:
+            with shapes_of_outputs(self.onepass.rules) as shapes:
+                one_by_one(self.model, pair, self.parameters, self.forward, probe, receive, look)
+        except Exception as error:
+            self._explain(pair, error)
+        calls = Counter(name for module, _ in seen["shapes"] for name in self.onepass.owned[module].values())
+        # A weight that also enters by another door than its layer's (tied by hand, say) has no complete rule.
+        self.onepass.forget([name for name in self.onepass.names if seen["times"][name] != calls[name]])
+        return probe, truth, seen["shapes"]
+
+    def _explain(self, pair: Any, error: Exception) -> NoReturn:
+        """Raise what the model raises for a batch; if nothing, it is the single sample that it refuses."""
+        with torch.no_grad():
+            self.forward(self.model, pair)
+            try:
+                self.forward(self.model, take(pair, [0]))
+            except Exception:
+                raise ValueError(
+                    "the model takes a batch but not a single sample, so its output mixes the samples of a "
+                    "batch and no sample has a gradient of its own (batch normalisation without running "
+                    f"statistics does this); it says: {error}"
+                ) from error
+        raise error
+
+    def _try_onepass(self, pair: Any, probe: Cotangents, truth: Moments, shapes: Shapes) -> None:
+        with self.onepass.listening():
+            output, _ = self.forward(self.model, pair)
+            if any(_differ(alone, both[:1]) for alone, both in zip(self._alone, tensors(output))):
+                self.looped = self.parameters
+                self.onepass.forget(self.onepass.names)
+                self._warn(self.looped, "the output for a sample depends on the others of its batch")
+                return
+            self.onepass.layout(2, shapes)
+            try:
+                self.onepass.backward(output, probe, 2, self.totals, self.power)
+            except Unsupported:
+                self.onepass.forget(self.onepass.names)
+        self.onepass.forget(self._disagreeing(self.onepass.names, truth))
+
+    def _try_vectorised(self, pair: Any, probe: Cotangents, truth: Moments) -> None:
+        for name in self.vectorised:
+            self.totals[name].zero_()
+        reason = "torch.func gives other gradients"
+        try:
+            vectorised(self.model, pair, self.vectorised, self.forward, probe, self.totals, self.power)
+            wrong = self._disagreeing(self.vectorised, truth)
+        except Exception as error:
+            reason = str(error).split("\n")[0]
+            wrong = list(self.vectorised)
+        if wrong:
+            self.looped = self._some(wrong)
+            self.vectorised = {n: p for n, p in self.vectorised.items() if n not in self.looped}
+            self._warn(wrong, reason)
+
+    def _disagreeing(self, names: Iterable[str], truth: Moments) -> list[str]:
+        wrong = []
+        for name in names:
+            found = _mark(self.totals[name])
+            right = truth.get(name, torch.zeros_like(found))
+            if _differ(right, found, self.parameters[name].dtype):
+                wrong.append(name)
+        return wrong
+
+    @staticmethod
+    def _warn(names: Iterable[str], reason: str) -> None:
+        first, *rest = names
+        shown = f"{first!r} and {len(rest)} more" if rest else repr(first)
+        warnings.warn(
+            f"the gradients of {shown} are computed one sample at a time, which is slow: {reason}",
+            stacklevel=2,
+        )
+
+
+def _differ(right: torch.Tensor, found: torch.Tensor, computed_in: torch.dtype | None = None) -> bool:
+    """By more than rounding? What is not finite is the same by every route, and is reported at the end."""
+    if right.shape != found.shape:
+        return True
+    tolerance = _TOLERANCE.get(computed_in or right.dtype, 0.2)
+    return bool((right - found).double().norm() > tolerance * right.double().norm())
+
+
+def _mark(moments: torch.Tensor) -> torch.Tensor:
+    return moments.sum(0) if moments.ndim > 1 else moments.clone()
+
+
+def _random_pair(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """For an output of one sample, a random cotangent of two."""
+    shape = (2, *leaf.shape[1:])
+    if not leaf.is_floating_point():
+        return torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
+    return torch.randn(shape, generator=generator).to(leaf)

@@ -106,7 +106,12 @@ def _draw_indexed(
 def _draw_streamed(
     batches: Iterable[Any], samples: int, rng: np.random.Generator, batch_size: int | None
 ) -> Iterator[Any]:
-    """One pass with random keys; the kept rows are copied out of their batches, which can then be freed."""
+    """One pass with random keys; the kept rows are copied out of their batches, which can then be freed.
+
+    A whole batch of a list is kept as it is, since the list holds it anyway; a generator may fill the same
+    memory again, so what it yields is always copied.
+    """
+    lasting = isinstance(batches, Sequence)
     kept: list[tuple[np.ndarray, Any]] = []
     held, limit, largest = 0, np.inf, 1
     for batch in batches:
@@ -115,7 +120,8 @@ def _draw_streamed(
         keys = rng.random(length)
         rows = np.flatnonzero(keys < limit)
         if len(rows):
-            kept.append((keys[rows], take(batch, rows)))
+            whole = lasting and len(rows) == length
+            kept.append((keys[rows], batch if whole else take(batch, rows)))
             held += len(rows)
         if held > 2 * samples:
             kept, limit = _smallest(kept, samples)
@@ -148,7 +154,7 @@ def _regroup(pieces: list[Any], batch_size: int) -> Iterator[Any]:
             room = batch_size - sum(batch_length(p) for p in group)
             stop = min(length, start + room)
             whole = start == 0 and stop == length
-            group.append(piece if whole else take(piece, np.arange(start, stop)))
+            group.append(piece if whole else take(piece, slice(start, stop)))
             start = stop
             if sum(batch_length(p) for p in group) == batch_size:
                 yield join(group)
@@ -206,21 +212,23 @@ def _lengths(tree: Any) -> list[int]:
     return []
 
 
-def take(batch: Any, rows: np.ndarray | Sequence[int]) -> Any:
-    """Some samples of a batch, copied."""
-    return _take(batch, np.asarray(rows), batch_length(batch))
+def take(batch: Any, rows: np.ndarray | Sequence[int] | slice) -> Any:
+    """Some samples of a batch: copied when chosen by number, shared when by slice."""
+    return _take(batch, rows if isinstance(rows, slice) else np.asarray(rows), batch_length(batch))
 
 
-def _take(tree: Any, rows: np.ndarray, length: int) -> Any:
+def _take(tree: Any, rows: np.ndarray | slice, length: int) -> Any:
     if isinstance(tree, torch.Tensor):
-        return tree[torch.from_numpy(rows).to(tree.device)] if tree.ndim else tree
+        if tree.ndim == 0:
+            return tree
+        return tree[rows if isinstance(rows, slice) else torch.from_numpy(rows).to(tree.device)]
     if isinstance(tree, np.ndarray):
         return tree[rows] if tree.ndim else tree
     if isinstance(tree, Mapping):
         return {key: _take(value, rows, length) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
         if _is_column(tree, length):
-            return _like(tree, [tree[i] for i in rows])
+            return _like(tree, list(tree[rows] if isinstance(rows, slice) else [tree[i] for i in rows]))
         return _like(tree, [_take(value, rows, length) for value in tree])
     return tree
 

@@ -13,12 +13,12 @@ import tomli_w
 from drcl.lab import metrics
 
 # learned: accuracy of a task when it is new; kept: share of it that survives each later task;
-# unmoved: share of weights left alone; time: multiple of SGD's
+# moves: relative change by a task; unmoved: share of weights left alone; time: multiple of SGD's
 METHODS = {
-    "sgd": {"learned": 0.97, "kept": 0.80, "unmoved": 0.0, "time": 1.0, "state": 0},
-    "ewc": {"learned": 0.95, "kept": 0.93, "unmoved": 0.0, "time": 1.21, "state": 281_128},
-    "drcl": {"learned": 0.955, "kept": 0.988, "unmoved": 0.81, "time": 1.42, "state": 562_256},
-    "joint": {"learned": 0.975, "kept": 1.0, "unmoved": 0.0, "time": 4.4, "state": 0},
+    "sgd": {"moves": 0.42, "learned": 0.97, "kept": 0.80, "unmoved": 0.0, "time": 1.0, "state": 0},
+    "ewc": {"moves": 0.16, "learned": 0.95, "kept": 0.93, "unmoved": 0.0, "time": 1.21, "state": 281_128},
+    "drcl": {"moves": 0.3, "learned": 0.955, "kept": 0.988, "unmoved": 0.81, "time": 1.42, "state": 562_256},
+    "joint": {"moves": 0.9, "learned": 0.975, "kept": 1.0, "unmoved": 0.0, "time": 4.4, "state": 0},
 }
 LAYERS = {"hidden.0.weight": 8192, "hidden.0.bias": 128, "hidden.1.weight": 16384, "hidden.1.bias": 128}
 CHANCE = 0.1
@@ -91,7 +91,7 @@ def write_run(
     }
     (path / "environment.json").write_text(json.dumps(environment, indent=2), encoding="utf-8")
     write_matrix(path / "accuracy.csv", R, done)
-    _write_drift(path / "drift.csv", told, done, rng)
+    _write_drift(path / "drift.csv", told, done if method != "joint" else 0, rng)
     _write_curve(path / "curve.csv", done, rng)
     if not (finished and done == tasks):
         return path
@@ -133,9 +133,9 @@ def _write_drift(path: Path, told: dict, done: int, rng: np.random.Generator) ->
                 share = 0.0
                 if task and told["unmoved"]:
                     share = min(1.0, told["unmoved"] + 0.02 * task - 0.05 * depth + abs(rng.normal(0, 0.02)))
-                out.writerow(
-                    [task, layer, weights, repr(float(share)), 0.003 * (1 - share), 0.2, 0.05 * (1 - share)]
-                )
+                change = (1 - share) * told["moves"] * (0.5 + 0.5 * 0.8**task) * (1 + 0.1 * rng.normal())
+                numbers = (repr(float(value)) for value in (share, 0.06 * change, 4 * change, change))
+                out.writerow([task, layer, weights, *numbers])
 
 
 def _write_curve(path: Path, done: int, rng: np.random.Generator) -> None:

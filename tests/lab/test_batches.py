@@ -257,3 +257,13 @@ def test_bad_arguments_are_named():
         View(mean=(0.1, 0.2))
     with pytest.raises(ValueError, match="crop=-1"):
         View(crop=-1)
+
+
+def test_padding_puts_zeros_around_the_image():
+    image = np.full((1, 1, 2, 2), 255, np.uint8)
+    seen = View(pad=1).tensor(image)
+    assert seen.shape == (1, 1, 4, 4)
+    assert View(pad=1).shape((1, 2, 2)) == (1, 4, 4)
+    assert seen[0, 0].tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+    with pytest.raises(ValueError, match="pad=-1"):
+        View(pad=-1)

@@ -15,6 +15,8 @@ EXPECTED = {
     "digits-split": (5, 2, "task", 10, (1, 8, 8)),
     "mnist-permuted": (10, 10, "domain", 10, (1, 28, 28)),
     "mnist-split": (5, 2, "task", 10, (1, 28, 28)),
+    "mnist-permuted-vandeven": (10, 10, "domain", 10, (1, 28, 28)),
+    "mnist-split-vandeven": (5, 2, "task", 10, (1, 28, 28)),
     "mnist-rotated": (10, 10, "domain", 10, (1, 28, 28)),
     "mnist-inputs": (200, 10, "domain", 10, (1, 28, 28)),
     "fashion-split": (5, 2, "task", 10, (1, 28, 28)),
@@ -56,7 +58,7 @@ def empty(classes: int, shape: tuple[int, int, int], per_class: int, attributes:
 
 def test_every_benchmark_of_the_list_is_there():
     assert set(benchmarks.names()) == set(EXPECTED)
-    assert len(benchmarks.names()) == 24
+    assert len(benchmarks.names()) == 26
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -71,7 +73,7 @@ def test_streams_and_networks_are_as_promised(name):
     assert len(stream) == tasks
     assert stream.scenario == scenario
     assert stream.heads == (classes,) * (tasks if scenario == "task" else 1)
-    assert stream.online == (one.steps is not None)
+    assert stream.online == one.online
     for task in (stream[0], stream[tasks - 1]):
         assert len(task.classes) == len(task.labels) == classes
         assert set(task.test.labels.tolist()) == set(task.labels)
@@ -82,7 +84,7 @@ def test_streams_and_networks_are_as_promised(name):
             np.bincount(part.labels).tolist() for part in (stream[3].train, stream[3].valid, stream[3].test)
         ]
         assert counts == [[50] * 62, [5] * 62, [10] * 62]
-    size = one.pixels.get("size", shape[1])
+    size = one.pixels.get("size", shape[1]) + 2 * one.pixels.get("pad", 0)
     assert stream.shape == (one.pixels.get("channels", shape[0]), size, size)
     network = one.network(stream, seed=0).eval()
     network.begin_task(stream[0])
@@ -134,6 +136,8 @@ def test_overrides_merge_tables_and_replace_the_rest():
     assert one.view().mean == (0.485, 0.456, 0.406)
     assert benchmarks.get("cub-20", model="mlp").model == {"kind": "mlp"}
     assert benchmarks.get("cifar100-10").lr == 0.02
+    counted = benchmarks.get("mnist-split", steps=5)
+    assert (counted.steps, counted.epochs) == (5, None)
     assert len(benchmarks.get("digits-permuted", tasks=12).stream(data=empty(10, (1, 8, 8), 2))) == 12
 
 
@@ -143,7 +147,8 @@ def test_overrides_merge_tables_and_replace_the_rest():
         ({"epoch": 3}, "did you mean 'epochs'"),
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": True}, "epochs=True"),
-        ({"steps": 5}, "steps=5"),
+        ({"steps": 5, "epochs": 2}, "give either epochs or steps"),
+        ({"steps": 2.5}, "steps=2.5"),
         ({"lr": -1.0}, "lr=-1.0"),
         ({"momentum": 1.0}, "momentum=1.0"),
         ({"builder": "split"}, "builder='split'"),
@@ -194,9 +199,8 @@ def test_superclass_comments_name_what_the_ids_are():
 
 def test_digits_permuted_forgets_without_protection():
     """Plain SGD over the default settings, fewer tasks: the last task is learned, the first is lost."""
-    pytest.importorskip("drcl.lab.data.loading", reason="the data readers are not part of this build")
     one = benchmarks.get("digits-permuted")
-    stream = one.stream(seed=0, tasks=5)
+    stream = one.stream(seed=0, tasks=3)
     network = one.network(stream, seed=0)
     torch.manual_seed(0)
     for task in stream:

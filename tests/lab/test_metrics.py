@@ -170,6 +170,15 @@ def test_joint_training_has_a_last_row_only():
     assert math.isnan(metrics.backward_transfer(M))
 
 
+def test_long_streams_are_not_slow():
+    T = 400
+    drops = np.tril(np.full((T, T), 0.5)) + 0.25 * np.eye(T)  # each task loses 0.25 once the next is learned
+    curve = metrics.forgetting_curve(drops)
+    assert curve[1:] == pytest.approx([0.25] * (T - 1))
+    harmonic = sum(1 / t for t in range(1, T + 1))  # after t tasks the newest adds 0.25 / t
+    assert metrics.incremental_accuracy(drops) == pytest.approx(0.5 + 0.25 * harmonic / T)
+
+
 def test_one_task_has_no_past():
     assert metrics.average_accuracy([[0.7]]) == pytest.approx(0.7)
     for measure in (metrics.backward_transfer, metrics.forgetting):

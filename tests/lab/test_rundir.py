@@ -235,8 +235,18 @@ def test_a_seed_counts_once(tmp_path):
     write_run(tmp_path, "sgd", 1, R=R, done=1, name="third")
     (g,) = group(rundir.find([tmp_path]))
     assert [run.path.name for run in g.finished] == ["first"]
-    assert [run.path.name for run in g.repeated] == ["second"]
+    assert [(run.path.name, why) for run, why in g.left_out] == [("second", "repeats seed 0")]
     assert [run.path.name for run in g.unfinished] == ["third"]
+
+
+def test_a_run_over_other_tasks_does_not_count(tmp_path):
+    write_run(tmp_path, "sgd", 0, R=R, name="first")
+    path = write_run(tmp_path, "sgd", 1, tasks=3, name="second")
+    config = (path / "config.toml").read_text().replace("tasks = 3", "tasks = 2")  # it says what it is not
+    (path / "config.toml").write_text(config)
+    (g,) = group(rundir.find([tmp_path]))
+    assert [(run.path.name, why) for run, why in g.left_out] == [("second", "has 3 tasks instead of 2")]
+    np.testing.assert_array_equal(g.matrix(), R)
 
 
 def test_options_of_any_kind_can_be_compared(tmp_path):

@@ -19,7 +19,7 @@ from drcl.lab.pixels import View
 from drcl.lab.streams import BUILDERS, Scenario, Stream
 
 Schedule = Literal["constant", "cosine"]
-_PIXELS = ("mean", "std", "size", "channels", "crop", "flip")
+_PIXELS = ("mean", "std", "size", "pad", "channels", "crop", "flip")
 _MERGED = ("options", "arguments", "model", "pixels")
 
 
@@ -62,11 +62,13 @@ class Benchmark:
         for key in ("tasks", "classes", "batch"):
             if not _whole(getattr(self, key)):
                 raise wrong(key, "give a whole number of at least 1")
-        needed, other = ("steps", "epochs") if self.online else ("epochs", "steps")
-        if not _whole(getattr(self, needed)):
-            raise wrong(needed, "give a whole number of at least 1")
-        if getattr(self, other) is not None:
-            raise wrong(other, f"builder {self.builder!r} counts {needed}")
+        for key in ("epochs", "steps"):
+            if getattr(self, key) is not None and not _whole(getattr(self, key)):
+                raise wrong(key, "give a whole number of at least 1")
+        if self.online and self.steps is None:
+            raise wrong("steps", "an online stream counts steps: give a whole number of at least 1")
+        if (self.epochs is None) == (self.steps is None):
+            raise wrong("epochs" if self.steps is None else "steps", "give either epochs or steps")
         if not (_number(self.lr) and self.lr > 0):
             raise wrong("lr", "give a learning rate above 0")
         if not (_number(self.momentum) and 0 <= self.momentum < 1):
@@ -190,6 +192,9 @@ def override(benchmark: Benchmark, **overrides: Any) -> Benchmark:
             old = getattr(benchmark, key)
             other_kind = key == "model" and value.get("kind", old.get("kind")) != old.get("kind")
             value = dict(value) if other_kind else {**old, **value}
+        elif key in ("epochs", "steps") and value is not None:
+            # One counts the length of a task; asking for it in one way takes back the other.
+            changed.setdefault("steps" if key == "epochs" else "epochs", None)
         elif key == "data" and isinstance(value, list):
             value = tuple(value)
         changed[key] = value
@@ -210,7 +215,7 @@ def table() -> list[dict[str, Any]]:
                 "classes": one.classes,
                 "scenario": one.scenario,
                 "network": one.model["kind"],
-                "length": f"{one.steps} steps" if one.online else f"{one.epochs} epochs",
+                "length": f"{one.steps} steps" if one.epochs is None else f"{one.epochs} epochs",
                 "batch": one.batch,
                 "lr": one.lr,
                 "momentum": one.momentum,

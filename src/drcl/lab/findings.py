@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from drcl.lab.table import BASELINE, Row
 
+_SPACE = "\N{NO-BREAK SPACE}"  # a number and its unit stay on one line
+
 
 def contestants(table: Sequence[Row]) -> list[Row]:
     """Rows with a result that compete, best average accuracy first."""
@@ -35,7 +37,7 @@ def _accuracy(row: Row) -> float:
 
 
 def _percent(row: Row) -> str:
-    return f"{_accuracy(row):.1f} %"
+    return f"{_accuracy(row):.1f}{_SPACE}%"
 
 
 def _comparison(ranked: Sequence[Row]) -> str:
@@ -43,6 +45,8 @@ def _comparison(ranked: Sequence[Row]) -> str:
         return ""
     best, second = ranked[:2]
     lead = _accuracy(best) - _accuracy(second)
+    if lead < 0.05:  # nothing that a table would show
+        return f", level with {second.label}"
     text = f", {lead:.1f} points above {second.label}"
     a, b = (row.values["average_accuracy"] for row in (best, second))
     if math.isnan(a.deviation) or math.isnan(b.deviation):
@@ -62,7 +66,9 @@ def _price(best: Row, table: Sequence[Row]) -> str:
         parts.append(f"takes {time:.2f} times as long as {BASELINE}")
     unmoved = best.values["unmoved"].mean
     if unmoved > 0:
-        parts.append(f"leaves {100 * unmoved:.0f} % of the weights exactly in place at each later task")
+        parts.append(
+            f"leaves {100 * unmoved:.0f}{_SPACE}% of the weights exactly in place at each later task"
+        )
     return f"; it {' and '.join(parts)}" if parts else ""
 
 

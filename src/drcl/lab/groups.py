@@ -24,20 +24,26 @@ class Group:
 
     @property
     def finished(self) -> tuple[Run, ...]:
-        """The runs that count: finished, each seed once."""
-        seen: set[int | None] = set()
-        kept = []
-        for run in self.runs:
-            if run.finished and run.seed not in seen:
-                seen.add(run.seed)
-                kept.append(run)
-        return tuple(kept)
+        """The runs that count: finished, each seed once, all over the same number of tasks."""
+        left_out = {run.path for run, _ in self.left_out}
+        return tuple(run for run in self.runs if run.finished and run.path not in left_out)
 
     @property
-    def repeated(self) -> tuple[Run, ...]:
-        """Finished runs of a seed that is there already; counting one seed twice would feign certainty."""
-        kept = {run.path for run in self.finished}
-        return tuple(run for run in self.runs if run.finished and run.path not in kept)
+    def left_out(self) -> tuple[tuple[Run, str], ...]:
+        """Finished runs that do not count, and why. Counting one seed twice would feign certainty."""
+        found: list[tuple[Run, str]] = []
+        seen: set[int | None] = set()
+        tasks = 0
+        for run in self.runs:
+            if not run.finished:
+                continue
+            tasks = tasks or run.tasks
+            if run.tasks != tasks:
+                found.append((run, f"has {run.tasks} tasks instead of {tasks}"))
+            elif run.seed in seen:
+                found.append((run, f"repeats seed {run.seed}"))
+            seen.add(run.seed)
+        return tuple(found)
 
     @property
     def unfinished(self) -> tuple[Run, ...]:

@@ -44,9 +44,15 @@ def _square(matrix: Any) -> np.ndarray:
     return R
 
 
-def _missing(R: np.ndarray, entries: Iterable[tuple[int, int]]) -> Undefined | None:
-    """The reason why a measure that reads these entries has no value, or None if all were measured."""
-    holes = [(i, j) for i, j in entries if math.isnan(R[i, j])]
+def _missing(R: np.ndarray, *entries: tuple[Any, Any]) -> Undefined | None:
+    """The reason why a measure that reads these entries (rows, columns) has no value, or None."""
+    holes = [
+        (int(i), int(j))
+        for rows, columns in entries
+        if np.isnan(R[rows, columns]).any()
+        for i, j in np.broadcast(rows, columns)
+        if math.isnan(R[i, j])
+    ]
     if not holes:
         return None
     i, j = holes[0]
@@ -54,12 +60,12 @@ def _missing(R: np.ndarray, entries: Iterable[tuple[int, int]]) -> Undefined | N
     return Undefined(f"accuracy on task {j + 1} after task {i + 1} was not measured{more}")
 
 
-def _diagonal(T: int) -> list[tuple[int, int]]:
-    return [(j, j) for j in range(T)]
+def _diagonal(tasks: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(tasks), np.arange(tasks)
 
 
-def _last_row(T: int, columns: int) -> list[tuple[int, int]]:
-    return [(T - 1, j) for j in range(columns)]
+def _last_row(R: np.ndarray, columns: int) -> tuple[int, np.ndarray]:
+    return len(R) - 1, np.arange(columns)
 
 
 _ONE_TASK = "there is one task only, so there is no earlier one to look back on"
@@ -71,7 +77,7 @@ _ONE_TASK = "there is one task only, so there is no earlier one to look back on"
 def average_accuracy(matrix: Any) -> float:
     """Mean accuracy over all tasks once the last one is learned: ``1/T sum_j R[T][j]``."""
     R = _square(matrix)
-    missing = _missing(R, _last_row(len(R), len(R)))
+    missing = _missing(R, _last_row(R, len(R)))
     return missing if missing is not None else float(R[-1].mean())
 
 
@@ -81,7 +87,7 @@ def backward_transfer(matrix: Any) -> float:
     T = len(R)
     if T < 2:
         return Undefined(_ONE_TASK)
-    missing = _missing(R, _last_row(T, T - 1) + _diagonal(T - 1))
+    missing = _missing(R, _last_row(R, T - 1), _diagonal(T - 1))
     return missing if missing is not None else float((R[-1, :-1] - np.diag(R)[:-1]).mean())
 
 
@@ -104,9 +110,9 @@ def forgetting(matrix: Any, kind: Literal["max", "first", "ever"] = "max") -> fl
 
 def _loss(R: np.ndarray, task: int, after: int, kind: str) -> float:
     """Accuracy that ``task`` lost until ``after`` was finished (``task < after``)."""
-    rows = {"max": range(task, after), "first": range(task, task + 1), "ever": range(after)}[kind]
-    missing = _missing(R, [(after, task)] + [(l, task) for l in rows])
-    return missing if missing is not None else float(max(R[l, task] for l in rows) - R[after, task])
+    first, end = {"max": (task, after), "first": (task, task + 1), "ever": (0, after)}[kind]
+    missing = _missing(R, (np.arange(first, end), task), (after, task))
+    return missing if missing is not None else float(R[first:end, task].max() - R[after, task])
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -157,7 +163,7 @@ def forward_transfer(matrix: Any, untrained: Sequence[float] | None = None) -> f
     b = np.asarray(untrained, dtype=float)
     if b.shape != (T,):
         raise ValueError(f"untrained has shape {b.shape}; give one accuracy for each of the {T} tasks")
-    missing = _missing(R, [(j - 1, j) for j in range(1, T)])
+    missing = _missing(R, (np.arange(T - 1), np.arange(1, T)))
     if missing is not None:
         return missing
     if np.isnan(b[1:]).any():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """How a task sees the images: resize, repeat channels, rotate, (augment,) permute, normalise, in this
+    """How a task sees the images: resize, pad, repeat channels, rotate, (augment,) permute, normalise, in this
     order.
 
     ``mean`` and ``std`` are per channel (or one for all) and refer to pixels scaled to [0, 1].
@@ -28,6 +28,7 @@ class View:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     size: int | None = None
+    pad: int = 0  # rows and columns of zeros on every side
     channels: int | None = None
     rotation: float = 0.0
     permutation: np.ndarray | None = None
@@ -43,6 +44,8 @@ class View:
             raise ValueError(f"std={self.std} must be positive: leave it at (1.0,) to keep the scale")
         if self.crop < 0:
             raise ValueError(f"crop={self.crop} is the width of the padding in pixels: give 0 or more")
+        if self.pad < 0:
+            raise ValueError(f"pad={self.pad} is the width of the border in pixels: give 0 or more")
         if self.size is not None and self.size < 1:
             raise ValueError(f"size={self.size} must be at least one pixel")
 
@@ -59,7 +62,7 @@ class View:
             )
         if self.size is not None:
             height = width = self.size
-        return self.channels or channels, height, width
+        return self.channels or channels, height + 2 * self.pad, width + 2 * self.pad
 
     def pixels(self, images: np.ndarray) -> np.ndarray:
         """Stored uint8 ``[B, C, H, W]`` -> uint8 as this view sees them, not augmented, not normalised."""
@@ -85,6 +88,8 @@ class View:
         channels = self.shape(images.shape[1:])[0]
         if self.size is not None and images.shape[2:] != (self.size, self.size):
             images = resize(images, self.size)
+        if self.pad:
+            images = np.pad(images, [(0, 0), (0, 0), (self.pad, self.pad), (self.pad, self.pad)])
         if self.rotation:
             images = rotate(images, self.rotation)
         if draws is not None and self.augments:

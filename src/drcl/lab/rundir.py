@@ -151,6 +151,11 @@ class Run:
             return metrics.Undefined(reason if isinstance(reason, str) else "it was not measured")
         return value
 
+    def seconds(self, part: str) -> float:
+        """Time spent in ``"training"``, ``"consolidation"`` or ``"evaluation"``; NaN if it is not known."""
+        of = self.cost.get(part)
+        return number(of.get("seconds")) if isinstance(of, dict) else math.nan
+
     def unmoved_by_task(self) -> dict[int, float]:
         """Share of all shared weights that each task left exactly where they were."""
         stayed: dict[int, float] = {}
@@ -211,11 +216,8 @@ def _unmoved(run: Run) -> float:
 
 def _learning_seconds(run: Run) -> float:
     """Training and consolidation; evaluation is left out, it is the same for every method."""
-    parts = [run.cost.get("training"), run.cost.get("consolidation")]
-    seconds = [number(part.get("seconds")) for part in parts if isinstance(part, dict)]
-    if not seconds or math.isnan(sum(seconds)):
-        return metrics.Undefined("cost.json does not say how long it took")
-    return sum(seconds)
+    seconds = run.seconds("training") + run.seconds("consolidation")
+    return metrics.Undefined("cost.json does not say how long it took") if math.isnan(seconds) else seconds
 
 
 def _of_cost(name: str) -> Callable[[Run], float]:

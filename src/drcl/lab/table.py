@@ -152,11 +152,10 @@ def _notes(g: Group, values: dict[str, Statistic]) -> tuple[str, ...]:
         known, seeds = values[column.key].n, len(g.finished)
         if 0 < known < seeds:
             notes.append(f"{g.label}: {column.title} is known for {known} of {seeds} seeds only")
+    notes.extend(f"{g.label}: {run.path.name} {reason} and is not counted" for run, reason in g.left_out)
     for run in g.runs:
         name = run.path.name
-        if run in g.repeated:
-            notes.append(f"{g.label}: {name} repeats seed {run.seed} and is not counted")
-        elif not run.finished:
+        if not run.finished:
             notes.append(f"{g.label}, seed {run.seed}: {run.status}; not counted ({name})")
         notes.extend(f"{g.label}, seed {run.seed}: {sentence} ({name})" for sentence in run.problems)
     return tuple(notes)

@@ -68,38 +68,62 @@ def _rich(mine: Sequence[Row], columns: Sequence[Column]) -> Table:
 
 def _rich_cell(row: Row, column: Column) -> Text:
     value = row.values[column.key]
-    whole = cell_text(column, value)
-    mean, sign, deviation = whole.partition(" ± ")
-    if row.reference or math.isnan(value.mean):
-        return Text(whole, style="dim")
-    text = Text(mean, style="bold green" if column.key in row.best else "")
-    return text.append(sign + deviation, style="dim")
+    mean, sign, deviation = cell_text(column, value).partition(" ± ")
+    faint = row.reference or math.isnan(value.mean)
+    style = "dim" if faint else "bold green" if column.key in row.best else ""
+    return Text.assemble((mean, style), (sign + deviation, "dim"))
+
+
+# Rounded like rich's own, without lines between columns: numbers in a row belong together.
+_CALM = box.Box("╭──╮\n│  │\n├──┤\n│  │\n├──┤\n├──┤\n│  │\n╰──╯\n")
+_BAR = 10
 
 
 def summary_table(runs: Iterable[Run]) -> Table:
     """The columns that end a demonstration: what was kept, what was lost, what stayed put, what it cost."""
-    table = rows(runs)
+    everything = rows(runs)
+    table = [row for row in everything if row.label]
     by_key = {column.key: column for column in COLUMNS}
-    mine = [row for row in table if row.label]
-    shown = Table(box=box.ROUNDED, border_style="dim", header_style="", padding=(0, 2), show_lines=False)
-    shown.title = Text(" · ".join(_benchmarks(mine)), style="bold")
-    shown.add_column(Text("method", style="bold"), no_wrap=True)
+    shown = Table(box=_CALM, border_style="dim", header_style="", padding=(0, 1))
+    shown.title = Text(" · ".join(_scope(table, name) for name in _benchmarks(table)), style="bold")
+    shown.title_justify = "left"
+    shown.add_column(Text("method", style="bold"), no_wrap=True, vertical="bottom")
     for key in SUMMARY:
         title, unit = _heading(by_key[key])
-        head = Text(title, style="bold", justify="right")
-        shown.add_column(head.append(f"\n{unit}", style="dim"), justify="right")
-    accuracies = [row.values["average_accuracy"].mean for row in mine if not row.reference]
-    top = max((a for a in accuracies if not math.isnan(a)), default=math.nan)
-    several = len(_benchmarks(mine)) > 1
-    for row in mine:
+        head = Text(title.replace(" ", "\n"), style="bold", justify="right")  # narrow: it fits 80 columns
+        head.append(f"\n{unit}", style="not bold dim")
+        shown.add_column(head, justify="right", no_wrap=True, vertical="bottom")
+    several = len(_benchmarks(table)) > 1
+    for row in table:
+        best = "average_accuracy" in row.best
         name = f"{row.label}, {row.benchmark}" if several else row.label
-        winner = row.values["average_accuracy"].mean == top and not row.reference
-        style = "bold" if winner else "dim" if row.reference else ""
-        shown.add_row(Text(name, style=style), *(_rich_cell(row, by_key[key]) for key in SUMMARY))
-    notes = [note for benchmark in _benchmarks(mine) for note in benchmark_notes(table, benchmark)]
+        cells = [_rich_cell(row, by_key[key]) for key in SUMMARY]
+        cells[0] = _bar(row, best).append_text(cells[0])
+        shown.add_row(Text(name, style="bold" if best else "dim" if row.reference else ""), *cells)
+    notes = [note for name in _benchmarks(everything) for note in benchmark_notes(everything, name)]
     if notes:
         shown.caption = Text("\n".join(notes), style="dim", justify="left")
     return shown
+
+
+def _scope(table: Sequence[Row], benchmark: str) -> str:
+    """The benchmark with its size: ``digits-permuted, 8 tasks, 3 seeds``."""
+    groups = [row.group for row in table if row.benchmark == benchmark and row.group is not None]
+    finished = [run for group in groups for run in group.finished]
+    if not finished:
+        return benchmark
+    tasks, seeds = finished[0].tasks, len({run.seed for run in finished})
+    return f"{benchmark}, {tasks} task{'s' * (tasks != 1)}, {seeds} seed{'s' * (seeds != 1)}"
+
+
+def _bar(row: Row, best: bool) -> Text:
+    """Average accuracy as a length, for the glance before the number."""
+    share = row.values["average_accuracy"].mean
+    if math.isnan(share):
+        return Text()
+    full, half = divmod(round(2 * share * _BAR), 2)
+    style = "green" if best else "dim" if row.reference else "cyan"
+    return Text.assemble(("━" * full + "╸" * half, style), ("─" * (_BAR - full - half), "dim"), "  ")
 
 
 def _text(table: Sequence[Row]) -> str:
@@ -150,7 +174,7 @@ def _csv(table: Sequence[Row]) -> str:
     names = [f"{column.key}{end}" for column in COLUMNS for end in ("", "_std", "_n")]
     writer.writerow(["benchmark", "method", "seeds", "finished", "left_out", *names])
     for row in table:
-        left_out = len(row.group.unfinished) + len(row.group.repeated) if row.group else len(row.notes)
+        left_out = len(row.group.unfinished) + len(row.group.left_out) if row.group else len(row.notes)
         cells: list[object] = [
             row.benchmark,
             row.label,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import shutil
 import subprocess
 import urllib.error
@@ -55,7 +56,7 @@ def fetch(name: str, root: str | Path | None = None, force: bool = False) -> Pat
                     write_sums(stage / name, str(source))
                     move_in(stage / name, folder / name)
                 return folder / name
-            except (DataError, OSError, subprocess.SubprocessError) as reason:
+            except (DataError, OSError, subprocess.SubprocessError, http.client.HTTPException) as reason:
                 reasons.append(f"{source}: {reason}")
     by_hand = f" By hand: {known.wanted}, and put it into {folder / name}." if known.wanted else ""
     raise DataError(f"{name} could not be fetched ({'; '.join(reasons)}).{by_hand}")
@@ -69,7 +70,10 @@ def _get(source: Source, stage: Path, target: Path) -> None:
     else:
         _debian(source, stage, target)
     if source.prepare is not None:
-        source.prepare(target)
+        try:
+            source.prepare(target)
+        except (KeyError, TypeError, ValueError) as broken:
+            raise DataError(f"what arrived could not be read ({broken})") from broken
 
 
 def _download(source: Download, stage: Path, target: Path) -> None:

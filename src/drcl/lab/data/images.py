@@ -86,8 +86,22 @@ def read_images(
                         )
                     yield pixels
 
-    key = _fingerprint(paths, f"{channels}|{size}|{fit}|{invert}")
+    key = fingerprint(paths, f"{channels}|{size}|{fit}|{invert}")
     return stack(rows, len(paths), shape, root, what, key, budget)
+
+
+def shrunk(
+    images: np.ndarray, size: int, root: Path, what: str, key: str, budget: int | None = None
+) -> np.ndarray:
+    """Images [N, C, H, W] squashed to ``size`` x ``size`` with the same bicubic filter as decoded ones."""
+
+    def rows() -> Iterator[np.ndarray]:
+        for image in images:
+            whole = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+            small = np.asarray(fitted(whole, size))
+            yield small[None] if small.ndim == 2 else small.transpose(2, 0, 1)
+
+    return stack(rows, len(images), (images.shape[1], size, size), root, what, key, budget)
 
 
 def stack(
@@ -109,13 +123,31 @@ def stack(
     with locked(path.with_suffix(".lock")):
         if not path.exists():
             partial = path.with_suffix(".partial")
-            target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, *shape))
-            _fill(target, rows(), what)
-            target.flush()
-            del target
-            os.replace(partial, path)
+            try:
+                target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, *shape))
+                _fill(target, rows(), what)
+                target.flush()
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
     # Copy-on-write keeps the file safe and gives torch the writable memory it asks for.
     return np.load(path, mmap_mode="c") if size > limit else np.load(path)
+
+
+def keep(make: Callable[[], dict[str, np.ndarray]], root: Path, what: str, key: str) -> dict[str, np.ndarray]:
+    """Small arrays that are slow to gather, gathered once; ``key`` changes when they must be made again."""
+    path = _workplace(root) / f"{what.replace(' ', '-')}-{key}.npz"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            try:
+                with partial.open("wb") as file:
+                    np.savez(file, **make())  # type: ignore[arg-type]
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
+    with np.load(path, allow_pickle=False) as kept:
+        return {name: kept[name] for name in kept.files}
 
 
 def _workplace(root: Path) -> Path:
@@ -137,7 +169,7 @@ def _fill(target: np.ndarray, rows: Iterable[np.ndarray], what: str) -> np.ndarr
     return target
 
 
-def _fingerprint(paths: Sequence[Path], form: str) -> str:
+def fingerprint(paths: Sequence[Path], form: str) -> str:
     """Changes when a file is added, removed, renamed or rewritten, or when another form is asked for."""
     digest = hashlib.sha256(form.encode())
     for path in paths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from drcl.lab.data.base import DataSet
 from drcl.lab.data.errors import DataError, MissingData
 from drcl.lab.data.folder import data_folder
 from drcl.lab.data.formats.arrays import read_npz
+from drcl.lab.data.images import fingerprint, shrunk
 from drcl.lab.data.place import unpack_found
 from drcl.lab.data.registry import Entry, entries, entry
 
@@ -19,7 +21,7 @@ def names() -> list[str]:
     return list(entries())
 
 
-def load(name: str, root: str | Path | None = None, **options: Any) -> DataSet:
+def load(name: str, /, root: str | Path | None = None, **options: Any) -> DataSet:
     """Read data set ``name`` from the data folder (``root``, else ``DRCL_DATA``, else the user's cache).
 
     A name that is not in ``names()`` is looked up as ``NAME.npz`` in the data folder. Options are the
@@ -39,18 +41,12 @@ def load(name: str, root: str | Path | None = None, **options: Any) -> DataSet:
     stand_in = _stand_in(known, folder, options)
     if stand_in is None:
         raise MissingData(missing(known, folder))
-    for option, value in options.items():
-        if (
-            option not in ("size", "budget")
-            and value != inspect.signature(known.read).parameters[option].default
-        ):
-            raise DataError(f"{option}={value!r} needs {name}'s official files, not {stand_in}.")
-    return read_npz(stand_in, name)
+    return stand_in
 
 
 def available(known: Entry, root: Path) -> bool:
     """Whether ``load`` with default options would find this set, without unpacking anything."""
-    if known.present(root) or _stand_in(known, root, {}) is not None:
+    if known.present(root) or _arrays(known, root, None):
         return True
     return bool(known.archives) and all(
         (root / archive).is_file() or (root / known.name / archive).is_file() for archive in known.archives
@@ -81,14 +77,45 @@ def _check(name: str, read: Any, options: dict[str, Any], skip: tuple[str, ...] 
             raise DataError(f"{name} needs the option {option!r}.")
 
 
-def _stand_in(known: Entry, root: Path, options: dict[str, Any]) -> Path | None:
-    """The set already as arrays, in NAME.npz or, where it has a size, NAME32.npz or NAME_32.npz."""
+def _stand_in(known: Entry, root: Path, options: dict[str, Any]) -> DataSet | None:
+    """The set as someone saved it in arrays, shrunk to the wanted size if theirs is larger."""
     parameters = inspect.signature(known.read).parameters
-    if "size" not in parameters:
-        stems = [known.name]
-    else:
-        size = options.get("size", parameters["size"].default)
-        stems = [f"{known.name}{size}", f"{known.name}_{size}"]
-        if size == parameters["size"].default:
-            stems.append(known.name)
-    return next((root / f"{stem}.npz" for stem in stems if (root / f"{stem}.npz").is_file()), None)
+    size = options.get("size", parameters["size"].default) if "size" in parameters else None
+    path = _arrays(known, root, size)
+    if path is None:
+        return None
+    for option, value in options.items():
+        if option not in ("size", "budget") and value != parameters[option].default:
+            raise DataError(f"{option}={value!r} needs {known.name}'s official files, not {path}.")
+    data = read_npz(path, known.name)
+    if size is None or data.train.images.shape[2:] == (size, size):
+        return data
+    if min(data.train.images.shape[2:]) < size:
+        raise MissingData(
+            f"{path} has smaller images than size={size}, which needs {known.name}'s official files: "
+            f"{known.wanted}, and put it into {root / known.name}."
+        )
+    key = fingerprint([path], str(size))
+    budget = options.get("budget")
+    splits = {
+        part: replace(split, images=shrunk(split.images, size, root, f"{known.name} {part}", key, budget))
+        for part in ("train", "valid", "test")
+        if (split := getattr(data, part)) is not None
+    }
+    return replace(data, **splits)
+
+
+def _arrays(known: Entry, root: Path, size: int | None) -> Path | None:
+    """NAME32.npz or NAME_32.npz for that size, else NAME.npz, else any size there is, the largest first."""
+    exact = [root / f"{known.name}{mark}{size}.npz" for mark in ("", "_")] if size is not None else []
+    for path in (*exact, root / f"{known.name}.npz"):
+        if path.is_file():
+            return path
+    if "size" not in inspect.signature(known.read).parameters:
+        return None  # the digits may be part of another set's name, as in cifar10 and cifar100
+    sized = {}
+    for path in root.glob(f"{known.name}*.npz"):
+        digits = path.stem.removeprefix(known.name).removeprefix("_")
+        if digits.isdigit():
+            sized[int(digits)] = path
+    return sized[max(sized)] if sized else None

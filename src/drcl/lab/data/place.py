@@ -72,7 +72,7 @@ def unpack_found(root: Path, name: str, archives: Mapping[str, str], present: Ca
         return
     if not os.access(root, os.W_OK):
         raise DataError(
-            f"{root} cannot be written to, so {', '.join(path.name for path in found)} cannot be unpacked there; "
+            f"{root} cannot be written to, so {next(iter(found)).name} cannot be unpacked there; "
             f"unpack it yourself into {root / name}."
         )
     with only_one(root, name):

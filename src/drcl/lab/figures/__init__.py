@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from drcl.lab.figures import accuracy_curves, cost, drift, forgetting, matrix
+from drcl.lab.figures import accuracy_curves, cost, drift, forgetting, matrix, movement, time_parts
 from drcl.lab.figures.style import save
 from drcl.lab.rundir import Run
 
@@ -14,7 +14,9 @@ FIGURES = {
     "forgetting": forgetting,
     "matrix": matrix,
     "drift": drift,
+    "movement": movement,
     "cost": cost,
+    "time_parts": time_parts,
 }
 
 

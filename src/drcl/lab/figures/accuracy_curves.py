@@ -14,9 +14,14 @@ TITLE = "Accuracy on all tasks seen so far"
 
 
 def draw(runs: Iterable[Run], looks: Mapping[str, style.Look] | None = None) -> Figure:
-    return curves.draw(runs, metrics.accuracy_curve, "average accuracy, %", looks, top=102)
+    """A panel for each benchmark, a line for each method."""
+    return curves.draw(runs, _curve, "average accuracy, %", looks, top=102)
 
 
 def describe(runs: Iterable[Run]) -> str:
     """What the picture shows, for who does not see it."""
-    return curves.describe(runs, metrics.accuracy_curve, "average accuracy in percent")
+    return curves.describe(runs, _curve, "average accuracy in percent")
+
+
+def _curve(run: Run) -> list[float]:
+    return metrics.accuracy_curve(run.matrix)

@@ -37,12 +37,15 @@ def draw(runs: Iterable[Run], looks: Mapping[str, style.Look] | None = None) -> 
         figure, axes = style.panels(boards)
         if not boards:
             return style.nothing(figure, axes[0], "no finished run says how long it took")
+        direct = style.named_directly([row.label for row in points])
         for ax, benchmark in zip(axes, boards):
-            _panel(ax, [row for row in points if row.benchmark == benchmark], looks)
+            _panel(ax, [row for row in points if row.benchmark == benchmark], looks, direct)
+        if not direct:
+            style.legend(figure, [row.label for row in points], looks)
         return figure
 
 
-def _panel(ax: Axes, points: list[Row], looks: Mapping[str, style.Look]) -> None:
+def _panel(ax: Axes, points: list[Row], looks: Mapping[str, style.Look], direct: bool) -> None:
     key, label = _unit(points)
     for row in points:
         look, x, y = looks[row.label], row.values[key], row.values["average_accuracy"].scaled(100)
@@ -54,7 +57,7 @@ def _panel(ax: Axes, points: list[Row], looks: Mapping[str, style.Look]) -> None
             color=look.colour,
             marker=look.marker,
             markersize=7,
-            markerfacecolor="none" if look.reference else look.colour,
+            markerfacecolor=style.CARD.light if look.reference else look.colour,
             markeredgewidth=1.4,
             elinewidth=1,
             linestyle="",
@@ -69,7 +72,8 @@ def _panel(ax: Axes, points: list[Row], looks: Mapping[str, style.Look]) -> None
     ax.grid(True, axis="both")
     ax.set_xlabel(label)
     ax.set_ylabel("average accuracy, %")
-    _name(ax, points, key, looks)
+    if direct:
+        _name(ax, points, key, looks)
 
 
 def _name(ax: Axes, points: list[Row], key: str, looks: Mapping[str, style.Look]) -> None:

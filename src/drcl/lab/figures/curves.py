@@ -13,24 +13,24 @@ from drcl.lab.figures import style
 from drcl.lab.groups import Group
 from drcl.lab.rundir import Run
 
-_DIRECT = 9  # more names than this do not fit beside the lines
+Measure = Callable[[Run], list[float]]  # one value a task, NaN where there is none
 
 
-def over_seeds(g: Group, measure: Callable[[np.ndarray], list[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of a curve over the seeds; NaN where a run has no value or n is 1."""
-    values = np.array([measure(run.matrix) for run in g.finished], dtype=float)
+def over_seeds(g: Group, measure: Measure) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of a curve over the seeds; the deviation of one seed is NaN."""
+    values = np.array([measure(run) for run in g.finished], dtype=float)
     deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(values.shape[1], math.nan)
     return values.mean(axis=0), deviation
 
 
 def draw(
     runs: Iterable[Run],
-    measure: Callable[[np.ndarray], list[float]],
+    measure: Measure,
     label: str,
     looks: Mapping[str, style.Look] | None = None,
     top: float | None = None,
 ) -> Figure:
-    """A panel for each benchmark among ``runs``."""
+    """A panel for each benchmark among ``runs``; values are fractions, shown in hundredths."""
     groups = style.drawable(runs)
     looks = looks or style.looks(groups)
     boards = style.by_benchmark(groups)
@@ -38,54 +38,52 @@ def draw(
         figure, axes = style.panels(list(boards))
         if not boards:
             return style.nothing(figure, axes[0], "no finished run")
+        direct = style.named_directly([g.label for g in groups])
         for ax, mine in zip(axes, boards.values()):
-            _panel(ax, mine, measure, looks, top)
+            ends = _lines(ax, mine, measure, looks)
             ax.set_xlabel("after task")
             ax.set_ylabel(label)
+            if top is not None:
+                ax.set_ylim(top=min(ax.get_ylim()[1], top))
+            if direct:
+                _name(ax, ends, looks)
+        if not direct:
+            style.legend(figure, [g.label for g in groups], looks)
         return figure
 
 
-def _panel(
-    ax: Axes,
-    groups: list[Group],
-    measure: Callable[[np.ndarray], list[float]],
-    looks: Mapping[str, style.Look],
-    top: float | None,
-) -> None:
-    tasks = groups[0].finished[0].tasks
+def _lines(
+    ax: Axes, groups: list[Group], measure: Measure, looks: Mapping[str, style.Look]
+) -> dict[str, float]:
+    """Draw the lines of one benchmark and return where each ends."""
     ends: dict[str, float] = {}
+    first, tasks = math.inf, max(g.finished[0].tasks for g in groups)
     for g in groups:
         mean, deviation = over_seeds(g, measure)
         look, x = looks[g.label], np.arange(len(mean))
-        # Over a long stream the markers would hide the line.
-        marker = look.marker if len(x) <= 25 else ""
+        marker = look.marker if len(x) <= 25 else ""  # over a long stream markers would hide the line
         known = np.flatnonzero(~np.isnan(mean))
         if not len(known):
             continue
-        if len(known) == 1:  # a bound measured once is a level to compare with
-            ax.axhline(
-                100 * mean[known[0]], color=look.colour, linestyle=look.dash, linewidth=1.2, label=g.label
-            )
-        else:
-            low, high = 100 * (mean - deviation), 100 * (mean + deviation)
-            ax.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
-            ax.plot(x, 100 * mean, color=look.colour, linestyle=look.dash, marker=marker, label=g.label)
-        ends[g.label] = float(100 * mean[known[-1]])
+        ends[g.label] = level = float(100 * mean[known[-1]])
+        if look.reference and len(known) == 1:  # a bound measured once is a level to compare with
+            ax.axhline(level, color=look.colour, linestyle=look.dash, linewidth=1.2)
+            continue
+        first = min(first, int(known[0]))
+        low, high = 100 * (mean - deviation), 100 * (mean + deviation)
+        ax.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
+        ax.plot(x, 100 * mean, color=look.colour, linestyle=look.dash, marker=marker)
     style.task_ticks(ax, tasks)
-    ax.set_xlim(-0.2, max(1, tasks - 1) + 0.1 * max(1, tasks - 1) / 7)
-    if top is not None:
-        ax.set_ylim(top=min(ax.get_ylim()[1], top))
-    _name(ax, ends, looks)
+    start = 0 if math.isinf(first) else first
+    width = max(1, tasks - 1 - start)
+    ax.set_xlim(start - 0.03 * width, start + 1.015 * width)
+    return ends
 
 
 def _name(ax: Axes, ends: Mapping[str, float], looks: Mapping[str, style.Look]) -> None:
-    if len(ends) > _DIRECT:
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=8)
-        return
     low, high = ax.get_ylim()
-    places = style.spread(ends, gap=(high - low) * 0.075)
     right = ax.get_xlim()[1]
-    for label, y in places.items():
+    for label, y in style.spread(ends, gap=(high - low) * 0.075).items():
         ax.annotate(
             label,
             (right, y),
@@ -93,12 +91,12 @@ def _name(ax: Axes, ends: Mapping[str, float], looks: Mapping[str, style.Look]) 
             textcoords="offset points",
             color=looks[label].colour,
             va="center",
-            fontweight="bold" if not looks[label].reference else "normal",
+            fontweight="normal" if looks[label].reference else "bold",
             annotation_clip=False,
         )
 
 
-def describe(runs: Iterable[Run], measure: Callable[[np.ndarray], list[float]], name: str) -> str:
+def describe(runs: Iterable[Run], measure: Measure, name: str) -> str:
     """The first and last value of every line in words."""
     parts = []
     for g in style.drawable(runs):

@@ -14,7 +14,6 @@ from drcl.lab.rundir import Run
 
 TITLE = "Weights left exactly where they were"
 _ALL = "all weights"
-_NAME = 18  # letters of a layer's name that fit beside the map
 
 
 def shares(g: Group) -> tuple[list[str], np.ndarray]:
@@ -42,21 +41,17 @@ def draw(runs: Iterable[Run]) -> Figure:
         maps = [shares(g) for g in groups]
         rows = max((len(names) for names, _ in maps), default=1)
         titles = [f"{g.label}, {g.benchmark}" if several else g.label for g in groups]
-        figure, axes = style.panels(titles, height=min(9.0, 0.75 + 0.25 * max(rows, 4)))
+        figure, axes = style.panels(titles, height=min(9.0, max(style.HEIGHT, 0.75 + 0.25 * rows)))
         if not groups:
             return style.nothing(figure, axes[0], "no drift was recorded")
         for ax, (names, values) in zip(axes, maps):
             heat.cells(ax, values)
             ax.set_xticks(*heat.ticks([str(t + 2) for t in range(values.shape[1])]))
-            ax.set_yticks(*heat.ticks([_short(name) for name in names], limit=40))
+            ax.set_yticks(*heat.ticks([style.short(name) for name in names], limit=40))
             ax.set_xlabel("weights unmoved by task, %")
             if len(names) > 2:
                 ax.axhline(len(names) - 1, color=style.MUTED.light, linewidth=0.6)
         return figure
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME else name[: _NAME // 2 - 1] + "…" + name[-_NAME // 2 :]
 
 
 def describe(runs: Iterable[Run]) -> str:

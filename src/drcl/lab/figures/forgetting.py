@@ -14,8 +14,14 @@ TITLE = "Accuracy lost on earlier tasks"
 
 
 def draw(runs: Iterable[Run], looks: Mapping[str, style.Look] | None = None) -> Figure:
-    return curves.draw(runs, metrics.forgetting_curve, "forgetting, points", looks)
+    """A panel for each benchmark, a line for each method."""
+    return curves.draw(runs, _curve, "forgetting, points", looks)
 
 
 def describe(runs: Iterable[Run]) -> str:
-    return curves.describe(runs, metrics.forgetting_curve, "forgetting in points")
+    """What the picture shows, for who does not see it."""
+    return curves.describe(runs, _curve, "forgetting in points")
+
+
+def _curve(run: Run) -> list[float]:
+    return metrics.forgetting_curve(run.matrix)

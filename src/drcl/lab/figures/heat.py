@@ -35,20 +35,11 @@ def cells(ax: Axes, values: np.ndarray) -> None:
         side.set_visible(False)
     if columns > _READABLE or rows > 2 * _READABLE:
         return
-    for i in range(rows):
-        for j in range(columns):
-            share = float(values[i, j])
-            if share == share:
-                ink = style.ON_LOW if share < 0.5 else style.ON_HIGH
-                ax.text(
-                    j + 0.5,
-                    i + 0.5,
-                    f"{100 * share:.0f}",
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    color=ink.light,
-                )
+    for i, j in zip(*np.nonzero(~np.isnan(values))):
+        share = float(values[i, j])
+        # Numbers lie inside their cells: laying out the figure need not look at each of them.
+        number = ax.text(j + 0.5, i + 0.5, f"{100 * share:.0f}", ha="center", va="center", fontsize=8)
+        number.set(color=ink(share).light, in_layout=False)
 
 
 def ticks(names: Sequence[str], limit: int = 16) -> tuple[list[float], list[str]]:
@@ -56,3 +47,8 @@ def ticks(names: Sequence[str], limit: int = 16) -> tuple[list[float], list[str]
     step = max(1, -(-len(names) // limit))
     places = range(0, len(names), step)
     return [k + 0.5 for k in places], [names[k] for k in places]
+
+
+def ink(share: float) -> style.Tone:
+    """What can be read on a cell of this share, in the light and in the dark."""
+    return style.ON_LOW if share < 0.59 else style.ON_HIGH

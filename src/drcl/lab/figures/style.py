@@ -1,6 +1,6 @@
 """How every figure looks: one colour, marker and dash a method, the same in all of them, and calm axes.
 
-The colours follow Okabe and Ito, so that they stay apart for colour-blind readers; marker and dash tell
+The colours follow Okabe, Ito and Tol, so that they stay apart for colour-blind readers; marker and dash tell
 methods apart a second time. Colours are known by a name, so that a page can change them in the dark.
 """
 
@@ -17,6 +17,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from drcl.lab.groups import Group
 from drcl.lab.rundir import Run
@@ -36,6 +37,8 @@ INK = Tone("ink", "#1f2630", "#e6e9ee")
 MUTED = Tone("muted", "#667080", "#98a2b3")
 GRID = Tone("grid", "#e4e8ee", "#2a313c")
 
+CARD = Tone("card", "#ffffff", "#191f27")  # what figures lie on
+
 # The first ones belong to the methods that nearly every comparison holds.
 _BLUE = Tone("blue", "#0072b2", "#58b0ea")
 _AMBER = Tone("amber", "#c98500", "#f0b43c")
@@ -44,7 +47,11 @@ _GREY = Tone("grey", "#7c8593", "#a9b1bd")
 _PALETTE = (
     Tone("vermilion", "#d55e00", "#ff8f47"),
     Tone("purple", "#b0578d", "#e6a3c8"),
-    Tone("sky", "#3f9fd8", "#9bd6f7"),
+    Tone("sky", "#3a98d0", "#9bd6f7"),
+    Tone("wine", "#882255", "#ec82ae"),
+    Tone("olive", "#7d7d1c", "#cfcf62"),
+    Tone("indigo", "#4b3fa8", "#ab9ff7"),
+    Tone("teal", "#26837a", "#73d8cd"),
     Tone("brown", "#8c5a2b", "#c99a6b"),
     _GREEN,
     _BLUE,
@@ -55,7 +62,7 @@ _MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 LEVELS = 51  # steps of a heat map: two points of accuracy each
-_HEAT_LIGHT = ("#f0f4f9", "#9cc3e4", "#3b86c1", "#0b3f73")
+_HEAT_LIGHT = ("#f0f4f9", "#9cc3e4", "#2a70ab", "#0b3f73")
 _HEAT_DARK = ("#1b2430", "#1f4a72", "#3f8cca", "#c4e2fb")
 _LIGHT_STEPS = LinearSegmentedColormap.from_list("light", _HEAT_LIGHT)
 _DARK_STEPS = LinearSegmentedColormap.from_list("dark", _HEAT_DARK)
@@ -64,10 +71,10 @@ HEAT = tuple(
     for k in range(LEVELS)
 )
 HEAT_MAP = ListedColormap([tone.light for tone in HEAT], name="drcl").with_extremes(bad=(0, 0, 0, 0))
-ON_LOW = Tone("on-low", "#24303d", "#d4dde8")  # text on the pale end of the heat map, and on its strong end
-ON_HIGH = Tone("on-high", "#fdfefe", "#0d1722")
+ON_LOW = Tone("on-low", "#101820", "#f4f7fb")  # text on the pale end of the heat map, and on its strong end
+ON_HIGH = Tone("on-high", "#fefefe", "#081018")
 
-TONES = (INK, MUTED, GRID, _GREY, *_PALETTE, *HEAT, ON_LOW, ON_HIGH)
+TONES = (INK, MUTED, GRID, CARD, _GREY, *_PALETTE, *HEAT, ON_LOW, ON_HIGH)
 
 WIDTH, HEIGHT = 4.3, 3.0  # inches of one panel: its text is readable on a phone and not loud on a desk
 
@@ -193,6 +200,44 @@ def spread(wanted: Mapping[str, float], gap: float) -> dict[str, float]:
             start = sum(wanted[m] - gap * k for k, m in enumerate(members)) / len(members)
         clusters.append((members, start))
     return {m: start + gap * k for members, start in clusters for k, m in enumerate(members)}
+
+
+_DIRECT = 6  # more names than this do not fit beside their lines
+_NAME = 18  # letters of a name that fit beside a figure
+
+
+def named_directly(labels: Sequence[str]) -> bool:
+    """Whether names fit at their lines and points; else a legend below holds them."""
+    return len(labels) <= _DIRECT and all(len(label) <= 12 for label in labels)
+
+
+def short(name: str, room: int = _NAME) -> str:
+    """A name that fits: its middle goes first, for layers and options differ at their ends."""
+    return name if len(name) <= room else name[: room // 2 - 1] + "…" + name[-(room // 2) :]
+
+
+def legend(figure: Figure, labels: Sequence[str], looks: Mapping[str, Look]) -> None:
+    """A legend of methods below the panels, on ground of its own."""
+    labels = list(dict.fromkeys(labels))
+    handles: list[Any] = [
+        Line2D([], [], color=looks[label].colour, linestyle=looks[label].dash, marker=looks[label].marker)
+        for label in labels
+    ]
+    text_legend(figure, handles, labels, columns=2 if max(map(len, labels)) > 14 else 3)
+
+
+def text_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+    rows_needed = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.17 * rows_needed)
+    figure.legend(
+        handles,
+        [short(label, room=14 if columns > 2 else 24) for label in labels],
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=8,
+        handlelength=1.6,
+        columnspacing=1.2,
+    )
 
 
 def task_ticks(ax: Axes, tasks: int) -> None:

@@ -11,7 +11,7 @@ from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError, MissingData
 from drcl.lab.data.folder import places
 from drcl.lab.data.formats.gnt import character, is_hanzi, read_gnt
-from drcl.lab.data.images import stack
+from drcl.lab.data.images import fingerprint, keep, stack
 from drcl.lab.data.registry import data_set
 
 VERSIONS = ("1.0", "1.1", "1.2")
@@ -35,7 +35,7 @@ def _versions(root: Path) -> list[str]:
 
 @data_set(
     "casia-hwdb",
-    "handwritten Chinese scans",
+    "handwritten Chinese",
     classes="3,755+",
     images="1,121,749",
     size="32x32",
@@ -67,24 +67,23 @@ def casia_hwdb(
             f"put its .gnt files into {root / 'casia-hwdb' / f'HWDB{version}trn_gnt'} and ...tst_gnt."
         )
     files = {part: _files(root, version, part) for part in PARTS}
-    codes: dict[str, list[bytes]] = {part: [] for part in PARTS}
-    writers: dict[str, list[int]] = {part: [] for part in PARTS}
-    kept: dict[bytes, str] = {}
-    every = files["train"] + files["test"]
-    for part, paths in files.items():
-        for path in paths:
-            for code, _ in read_gnt(path):
-                if symbols or is_hanzi(code):
-                    kept.setdefault(code, character(code, path))
-                    codes[part].append(code)
-                    writers[part].append(every.index(path))
-    order = sorted(kept)
-    label_of = {code: label for label, code in enumerate(order)}
+    first = {"train": 0, "test": len(files["train"])}  # writers are numbered through both parts
+    form = f"{version}|{symbols}"
+    index = {
+        part: keep(
+            lambda paths=paths, part=part: _index(paths, first[part], symbols),  # type: ignore[misc]
+            root,
+            f"casia-hwdb {version} {part} index",
+            fingerprint(paths, form),
+        )
+        for part, paths in files.items()
+    }
+    order = np.unique(np.concatenate([index[part]["code"] for part in PARTS]))
     splits = {}
     for part, paths in files.items():
-        if not codes[part]:
+        codes = index[part]["code"]
+        if not len(codes):
             raise DataError(f"casia-hwdb {version} has no Chinese characters in its {part} files.")
-        stamp = f"{size}-{int(symbols)}-{len(paths)}-{sum(path.stat().st_size for path in paths):x}"
         images = stack(
             lambda paths=paths: (  # type: ignore[misc]
                 squared(pixels, size)
@@ -92,16 +91,28 @@ def casia_hwdb(
                 for code, pixels in read_gnt(path)
                 if symbols or is_hanzi(code)
             ),
-            len(codes[part]),
+            len(codes),
             (1, size, size),
             root,
             f"casia-hwdb {version} {part}",
-            stamp,
+            fingerprint(paths, f"{form}|{size}"),
             budget,
         )
-        labels = np.array([label_of[code] for code in codes[part]], np.int64)
-        splits[part] = Split(images, labels, np.array(writers[part], np.int64))
-    return DataSet("casia-hwdb", splits["train"], splits["test"], tuple(kept[code] for code in order))
+        splits[part] = Split(images, np.searchsorted(order, codes).astype(np.int64), index[part]["writer"])
+    classes = tuple(character(int(code).to_bytes(2, "big"), files["train"][0].parent) for code in order)
+    return DataSet("casia-hwdb", splits["train"], splits["test"], classes)
+
+
+def _index(paths: list[Path], first: int, symbols: bool) -> dict[str, np.ndarray]:
+    """GB code and writer of every record: most of the work of reading, so it is kept."""
+    codes, writers = [], []
+    for number, path in enumerate(paths, first):
+        for code, _ in read_gnt(path):
+            if symbols or is_hanzi(code):
+                character(code, path)  # a wrong code is reported with its file
+                codes.append(int.from_bytes(code, "big"))
+                writers.append(number)
+    return {"code": np.array(codes, np.int64), "writer": np.array(writers, np.int64)}
 
 
 def squared(pixels: np.ndarray, size: int) -> np.ndarray:

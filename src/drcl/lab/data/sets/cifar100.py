@@ -7,13 +7,35 @@ from pathlib import Path
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.files import read_lines
-from drcl.lab.data.folder import find, need, places
+from drcl.lab.data.folder import data_folder, find, need, places
 from drcl.lab.data.formats.cifar import PICKLED, check_labels, read_batches
 from drcl.lab.data.registry import data_set
 from drcl.lab.data.sources import Download
 
 LAYOUT = "cifar-100-binary"
 ARCHIVE = "cifar-100-binary.tar.gz"
+COARSE = (
+    "aquatic_mammals",
+    "fish",
+    "flowers",
+    "food_containers",
+    "fruit_and_vegetables",
+    "household_electrical_devices",
+    "household_furniture",
+    "insects",
+    "large_carnivores",
+    "large_man-made_outdoor_things",
+    "large_natural_outdoor_scenes",
+    "large_omnivores_and_herbivores",
+    "medium_mammals",
+    "non-insect_invertebrates",
+    "people",
+    "reptiles",
+    "small_mammals",
+    "trees",
+    "vehicles_1",
+    "vehicles_2",
+)
 SIZES = {"coarse": 20, "fine": 100}  # the order of the two label bytes of a row
 
 
@@ -54,9 +76,9 @@ def cifar100(root: Path, labels: str = "fine") -> DataSet:
     return DataSet("cifar100", splits[0], splits[1], _names(folders, labels))
 
 
-def superclass(root: Path) -> tuple[int, ...]:
+def superclass(root: str | Path | None = None) -> tuple[int, ...]:
     """The coarse class of each of the 100 fine classes, read from the labels themselves."""
-    path = need(places(root, "cifar100", LAYOUT), "cifar100", "train.bin")
+    path = need(places(data_folder(root), "cifar100", LAYOUT), "cifar100", "train.bin")
     _, both = read_batches([path], label_bytes=2)
     pairs = {(int(fine), int(coarse)) for coarse, fine in both}
     if len(pairs) != len({fine for fine, _ in pairs}):
@@ -67,7 +89,7 @@ def superclass(root: Path) -> tuple[int, ...]:
 def _names(folders: list[Path], labels: str) -> tuple[str, ...]:
     path = find(folders, f"{labels}_label_names.txt")
     if path is None:
-        return tuple(f"{labels} {i}" for i in range(SIZES[labels]))
+        return COARSE if labels == "coarse" else tuple(f"fine {i}" for i in range(SIZES[labels]))
     names = tuple(read_lines(path))
     if len(names) != SIZES[labels]:
         raise DataError(f"{path} has {len(names)} names, cifar100 has {SIZES[labels]} {labels} classes.")

@@ -52,7 +52,7 @@ def order(character: str) -> tuple[int, int]:
 
 @data_set(
     "hanzi",
-    "rendered Chinese characters",
+    "rendered Chinese",
     classes="9,574",
     images="any",
     size="32x32",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.files import read_lines
 from drcl.lab.data.folder import find, places
-from drcl.lab.data.images import pictures, read_images, stack
+from drcl.lab.data.images import fingerprint, pictures, read_images, stack
 from drcl.lab.data.registry import data_set
 
 CLASSES = 1000
@@ -100,31 +101,37 @@ def _read_npz(root: Path, files: list[Path], budget: int | None) -> DataSet:
 
 
 def _release(root: Path, files: list[Path], what: str, budget: int | None) -> Split:
-    tables, labels = [], []
-    for path in files:
-        try:
-            with np.load(path, allow_pickle=False) as packed:
-                x, y = packed["data"], np.asarray(packed["labels"], np.int64)
-        except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as broken:
+    labels = [_array(path, "labels") for path in files]
+    for path, part in zip(files, labels, strict=True):
+        if part.ndim != 1 or not np.issubdtype(part.dtype, np.integer):
+            raise DataError(f"{path} has labels {part.dtype} {part.shape}; wanted whole numbers [N].")
+        if len(part) and not (part.min() >= 1 and part.max() <= CLASSES):
             raise DataError(
-                f"{path} is not a batch of the 32x32 release, with plain arrays data and labels ({broken})."
-            ) from broken
-        if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3 * 32 * 32 or y.shape != (len(x),):
-            raise DataError(
-                f"{path} has data {x.dtype} {x.shape} and labels {y.shape}; wanted uint8 [N, 3072] and [N]."
+                f"{path} has labels {part.min()} to {part.max()}; the release counts from 1 to {CLASSES}."
             )
-        if len(y) and not (y.min() >= 1 and y.max() <= CLASSES):
-            raise DataError(
-                f"{path} has labels {y.min()} to {y.max()}; the release counts from 1 to {CLASSES}."
-            )
-        tables.append(x.reshape(-1, 3, 32, 32))  # planes: 1,024 red values, then green, then blue
-        labels.append(y - 1)
-    count = sum(map(len, tables))
-    stamp = "-".join(f"{path.stat().st_size:x}" for path in (files[0], files[-1]))
-    images = stack(
-        lambda: (row for table in tables for row in table), count, (3, 32, 32), root, what, stamp, budget
-    )
-    return Split(images, np.concatenate(labels))
+
+    def rows() -> Iterator[np.ndarray]:  # one batch in memory at a time
+        for path, part in zip(files, labels, strict=True):
+            data = _array(path, "data")
+            if data.dtype != np.uint8 or data.shape != (len(part), 3 * 32 * 32):
+                raise DataError(
+                    f"{path} has data {data.dtype} {data.shape}; wanted uint8 [N, 3072], N = {len(part)}."
+                )
+            yield from data.reshape(-1, 3, 32, 32)  # planes: 1,024 red values, then green, then blue
+
+    joined = np.concatenate(labels).astype(np.int64) - 1
+    images = stack(rows, len(joined), (3, 32, 32), root, what, fingerprint(files, "planes"), budget)
+    return Split(images, joined)
+
+
+def _array(path: Path, key: str) -> np.ndarray:
+    try:
+        with np.load(path, allow_pickle=False) as packed:
+            return packed[key]
+    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as broken:
+        raise DataError(
+            f"{path} is not a batch of the 32x32 release, with plain arrays data and labels ({broken})."
+        ) from broken
 
 
 def _read_folders(root: Path, home: Path, size: int, budget: int | None, fit: str) -> DataSet:

@@ -1,0 +1,65 @@
+"""Figure: where the time goes. Seconds of training steps, consolidation and evaluation for each method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from matplotlib.figure import Figure
+
+from drcl.lab.figures import style
+from drcl.lab.groups import Group
+from drcl.lab.rundir import Run
+from drcl.lab.table import Statistic
+
+TITLE = "Where the time goes"
+PARTS = ("training", "consolidation", "evaluation")
+_SHADES = {"training": style.HEAT[42], "consolidation": style.HEAT[27], "evaluation": style.HEAT[14]}
+
+
+def seconds(g: Group) -> dict[str, float]:
+    """Mean seconds of each part over the seeds; NaN where it was not recorded."""
+    return {part: Statistic.of(run.seconds(part) for run in g.finished).mean for part in PARTS}
+
+
+def _timed(runs: Iterable[Run]) -> list[tuple[Group, dict[str, float]]]:
+    found = [(g, seconds(g)) for g in style.drawable(runs)]
+    return [(g, parts) for g, parts in found if not all(map(math.isnan, parts.values()))]
+
+
+def draw(runs: Iterable[Run]) -> Figure:
+    """A panel for each benchmark, a bar for each method, in the order of the table."""
+    timed = _timed(runs)
+    boards = style.by_benchmark([g for g, _ in timed])
+    parts_of = {(g.benchmark, g.label): parts for g, parts in timed}
+    with style.styled():
+        most = max((len(groups) for groups in boards.values()), default=1)
+        figure, axes = style.panels(list(boards), height=max(style.HEIGHT, 0.9 + 0.32 * most))
+        if not boards:
+            return style.nothing(figure, axes[0], "no finished run says how long it took")
+        for ax, (benchmark, groups) in zip(axes, boards.items()):
+            left = [0.0] * len(groups)
+            for part in PARTS:
+                lengths = [parts_of[benchmark, g.label][part] for g in groups]
+                lengths = [0.0 if math.isnan(length) else length for length in lengths]
+                places = range(len(groups))
+                ax.barh(places, lengths, left=left, height=0.55, color=_SHADES[part].light, label=part)
+                left = [start + length for start, length in zip(left, lengths)]
+            ax.set_yticks(range(len(groups)), [style.short(g.label) for g in groups])
+            ax.invert_yaxis()
+            ax.grid(False, axis="y")
+            ax.grid(True, axis="x")
+            ax.spines["left"].set_visible(False)
+            ax.set_xlabel("seconds")
+        handles, labels = axes[0].get_legend_handles_labels()
+        style.text_legend(figure, handles, labels, columns=3)
+        return figure
+
+
+def describe(runs: Iterable[Run]) -> str:
+    """What the picture shows, for who does not see it."""
+    lines = []
+    for g, parts in _timed(runs):
+        known = {part: value for part, value in parts.items() if not math.isnan(value)}
+        lines.append(f"{g.label} " + ", ".join(f"{part} {value:.1f}" for part, value in known.items()))
+    return "Bar chart of seconds: " + ("; ".join(lines) or "nothing was recorded") + "."

@@ -1,0 +1,248 @@
+"""Per-sample gradients of the common layers, from what went in and the derivative of what came out.
+
+Each rule knows one kind of layer. `gradients` gives them sample by sample; `add_moments` adds the sum over
+samples of |gradient|^power to an accumulator, without ever holding more than a few samples' gradients.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+__all__ = ["Moments", "Rule", "add_power", "rule_for"]
+
+# Per-sample gradients held at once, in elements. On a CPU they should stay in the cache between being made
+# and being squared; on an accelerator launches cost more than memory.
+CPU_CHUNK, DEVICE_CHUNK = 2**19, 2**25
+
+Moments = dict[str, torch.Tensor]
+
+
+def chunk_length(elements: int, device: torch.device) -> int:
+    """How many samples' gradients of that many elements to hold at once."""
+    budget = CPU_CHUNK if device.type == "cpu" else DEVICE_CHUNK
+    return max(1, budget // max(1, elements))
+
+
+def add_power(total: torch.Tensor, gradients: torch.Tensor, power: int) -> None:
+    """total += sum over samples of |gradients|^power."""
+    wide = gradients.to(total.dtype)
+    if len(wide) == 1:
+        one = wide[0]
+        total.addcmul_(one, one) if power == 2 else total.add_(one.abs())
+    elif power == 2:
+        total.add_(wide.square().sum(0))
+    else:
+        total.add_(wide.abs().sum(0))
+
+
+class Rule:
+    """One kind of layer. x and d come as `[samples, rows, ...]`: what each sample brought to the layer.
+
+    `rows` is 1 unless the model folded another dimension into the batch's before calling the layer.
+    """
+
+    folds: ClassVar[bool] = True  # can the samples lie along another dimension than the first?
+
+    def fits(self, module: Any) -> bool:
+        """Is the formula right for this layer with these settings?"""
+        return True
+
+    def gradients(self, module: Any, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
+        """Per-sample gradients, `[samples, *parameter.shape]`, of the parameters in `names`."""
+        raise NotImplementedError
+
+    def add_moments(self, module: Any, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
+        """Add the moments of this one use of the layer to `totals` (only the names it has are wanted)."""
+        names = list(totals)
+        step = chunk_length(sum(t.numel() for t in totals.values()), d.device)
+        for start in range(0, len(d), step):
+            part = slice(start, start + step)
+            for name, gradient in self.gradients(module, x[part], d[part], names).items():
+                add_power(totals[name], gradient, power)
+
+
+class _Linear(Rule):
+    def gradients(self, module: nn.Linear, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
+        x, d = x.flatten(1, -2), d.flatten(1, -2)
+        found = {}
+        if "weight" in names:
+            found["weight"] = torch.bmm(d.transpose(1, 2), x)
+        if "bias" in names:
+            found["bias"] = d.sum(1)
+        return found
+
+    def add_moments(
+        self, module: nn.Linear, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int
+    ) -> None:
+        if d.shape[1:-1].numel() > 1:
+            super().add_moments(module, x, d, totals, power)
+            return
+        # One position a sample: |d a^T|^power = |d|^power (|a|^power)^T, summed over samples by one product.
+        wide = next(iter(totals.values())).dtype
+        x, d = (_power(t.flatten(0, -2).to(wide), power) for t in (x, d))
+        if "weight" in totals:
+            totals["weight"].addmm_(d.t(), x)
+        if "bias" in totals:
+            totals["bias"].add_(d.sum(0))
+
+
+def _power(t: torch.Tensor, power: int) -> torch.Tensor:
+    return t.square() if power == 2 else t.abs()
+
+
+class _Conv(Rule):
+    folds = False
+
+    def gradients(self, module: Any, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
+        found = {}
+        if "weight" in names:
+            weight_gradient = _conv_weight_gradient(module)
+            if d.device.type == "cpu" or len(d) == 1:
+                # One sample's convolution is enough to occupy a core, and nothing has to be unfolded.
+                found["weight"] = torch.stack([weight_gradient(x[i], d[i]) for i in range(len(d))])
+            else:
+                found["weight"] = torch.vmap(weight_gradient)(x, d)
+        if "bias" in names:
+            found["bias"] = d.sum([i for i in range(1, d.ndim) if i != 2])
+        return found
+
+    def add_moments(self, module: Any, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
+        if d.device.type != "cpu" or "weight" not in totals:
+            super().add_moments(module, x, d, totals, power)
+            return
+        weight_gradient = _conv_weight_gradient(module)
+        for i in range(len(d)):
+            add_power(totals["weight"], weight_gradient(x[i], d[i])[None], power)
+        if "bias" in totals:
+            super().add_moments(module, x, d, {"bias": totals["bias"]}, power)
+
+
+def _conv_weight_gradient(module: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    explicit = isinstance(module.padding, str) or module.padding_mode != "zeros"
+    padding = [0] * len(module.stride) if explicit else list(module.padding)
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    weight = module.weight.detach()
+    settings = (list(module.stride), padding, list(module.dilation), False, [0] * len(padding), module.groups)
+
+    def gradient(x: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        if explicit:
+            x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+        wanted = [False, True, False]
+        return torch.ops.aten.convolution_backward(d, x, weight.to(d.dtype), None, *settings, wanted)[1]
+
+    return gradient
+
+
+class _Embedding(Rule):
+    def fits(self, module: nn.Embedding) -> bool:
+        return module.max_norm is None and not module.scale_grad_by_freq
+
+    def gradients(self, module: nn.Embedding, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
+        keys, rows = self._rows(module, x, d)
+        dense = d.new_zeros(len(d) * module.num_embeddings, module.embedding_dim)
+        dense[keys] = rows
+        return {"weight": dense.view(len(d), module.num_embeddings, module.embedding_dim)}
+
+    def add_moments(
+        self, module: nn.Embedding, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int
+    ) -> None:
+        keys, rows = self._rows(module, x, d)
+        rows = _power(rows.to(totals["weight"].dtype), power)
+        totals["weight"].index_add_(0, keys % module.num_embeddings, rows)
+
+    @staticmethod
+    def _rows(module: nn.Embedding, x: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows each sample touched: a key sample * entries + entry, and the sum over its occurrences."""
+        d = d.reshape(-1, module.embedding_dim)
+        sample = torch.arange(len(x), device=x.device).repeat_interleave(x[0].numel())
+        keys = sample * module.num_embeddings + x.reshape(-1).long()
+        if module.padding_idx is not None:
+            real = x.reshape(-1) != module.padding_idx
+            keys, d = keys[real], d[real]
+        unique, inverse = keys.unique(return_inverse=True)
+        return unique, d.new_zeros(len(unique), d.shape[1]).index_add_(0, inverse, d)
+
+
+class _Normalisation(Rule):
+    """y = xhat * weight + bias with xhat free of parameters: the gradients are sums of d * xhat and of d."""
+
+    def gradients(self, module: Any, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
+        others = self.summed(module, d)
+        found = {}
+        if "weight" in names:
+            found["weight"] = (self.normalised(module, x) * d).sum(others)
+        if "bias" in names:
+            found["bias"] = d.sum(others)
+        return found
+
+    def add_moments(self, module: Any, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
+        # Here it is the activations that fill the memory, not the parameters.
+        step = chunk_length(d[0].numel(), d.device)
+        for start in range(0, len(d), step):
+            part = slice(start, start + step)
+            for name, gradient in self.gradients(module, x[part], d[part], list(totals)).items():
+                add_power(totals[name], gradient, power)
+
+    def normalised(self, module: Any, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def summed(self, module: Any, d: torch.Tensor) -> list[int]:
+        """Dimensions of d, [samples, rows, channels, ...], that the parameters do not have."""
+        return [i for i in range(1, d.ndim) if i != 2]
+
+
+class _LayerNorm(_Normalisation):
+    def normalised(self, module: nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, module.normalized_shape, None, None, module.eps)
+
+    def summed(self, module: nn.LayerNorm, d: torch.Tensor) -> list[int]:
+        return list(range(1, d.ndim - len(module.normalized_shape)))
+
+
+class _RMSNorm(_LayerNorm):
+    def normalised(self, module: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, module.normalized_shape, None, module.eps)
+
+
+class _BatchNorm(_Normalisation):
+    folds = False
+
+    def fits(self, module: Any) -> bool:
+        return not module.training and module.running_mean is not None and module.running_var is not None
+
+    def normalised(self, module: Any, x: torch.Tensor) -> torch.Tensor:
+        shape = [1, 1, -1] + [1] * (x.ndim - 3)
+        scale = torch.rsqrt(module.running_var + module.eps).view(shape)
+        return (x - module.running_mean.view(shape)).mul_(scale)
+
+
+class _GroupNorm(_Normalisation):
+    folds = False
+
+    def normalised(self, module: nn.GroupNorm, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(0, 1)
+        return F.group_norm(flat, module.num_groups, None, None, module.eps).view_as(x)
+
+
+_RULES: Mapping[type, Rule] = {
+    nn.Linear: _Linear(),
+    nn.Conv1d: _Conv(),
+    nn.Conv2d: _Conv(),
+    nn.Conv3d: _Conv(),
+    nn.Embedding: _Embedding(),
+    nn.LayerNorm: _LayerNorm(),
+    nn.RMSNorm: _RMSNorm(),
+    nn.BatchNorm1d: _BatchNorm(),
+    nn.BatchNorm2d: _BatchNorm(),
+    nn.BatchNorm3d: _BatchNorm(),
+    nn.GroupNorm: _GroupNorm(),
+}
+
+
+def rule_for(module: nn.Module) -> Rule | None:
+    """The rule for exactly this kind of layer; a subclass may compute something else, so it has none."""
+    rule = _RULES.get(type(module))
+    return rule if rule is not None and rule.fits(module) else None

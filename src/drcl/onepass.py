@@ -1,0 +1,234 @@
+"""Per-sample gradient moments from one ordinary batched pass.
+
+Every layer with a rule is tapped: its input is kept on the way forward, and when the derivative of its output
+comes by on the way back, the moments of its parameters are added and both are let go. No parameter asks for
+a gradient meanwhile, so autograd carries activations only: what an ordinary backward pass spends on the
+weights' gradients is spent on their moments instead.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from drcl.layergrads import Moments, Rule, add_power, chunk_length, rule_for
+from drcl.sampling import tensors
+
+__all__ = ["OnePass", "Shapes", "Unsupported", "shapes_of_outputs"]
+
+# For each tapped layer and each of its calls in a forward pass: the dimension of its output the samples lie
+# in, and how many rows there each of them has.
+Layout = dict[tuple[nn.Module, int], tuple[int, int]]
+Shapes = dict[tuple[nn.Module, int], torch.Size]
+
+
+class Unsupported(Exception):
+    """The rules do not cover what this model does; another route has to be taken."""
+
+
+class _Use:
+    """One call of one layer."""
+
+    def __init__(self, owner: "OnePass", module: nn.Module, call: int, x: torch.Tensor) -> None:
+        self.owner, self.module, self.call = owner, module, call
+        self.x: torch.Tensor | None = x
+        self.shape: torch.Size = x.shape
+        self.d: torch.Tensor | None = None
+
+
+class _Tap(torch.autograd.Function):
+    """The identity, which shows the derivative passing through it to a `_Use`.
+
+    The second argument is what makes a graph start at the first tapped layer, whose input needs no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, start: torch.Tensor, use: _Use) -> torch.Tensor:
+        ctx.use = use
+        # The same memory without being a view: the next layer may change it in place, which a view forbids.
+        return output.data
+
+    @staticmethod
+    def backward(ctx: Any, d: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        ctx.use.owner._arrived(ctx.use, d)
+        return d if ctx.needs_input_grad[0] else None, None, None
+
+
+class OnePass:
+    """Taps on the layers of `model` that have a rule and hold some of `parameters`; `names` tells which."""
+
+    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        wanted = {id(p): name for name, p in parameters.items()}
+        self.model = model
+        self.rules: dict[nn.Module, Rule] = {}
+        self.owned: dict[nn.Module, dict[str, str]] = {}  # layer -> its own name of a parameter -> ours
+        for module in model.modules():
+            rule = rule_for(module)
+            held = {own: wanted[id(p)] for own, p in module._parameters.items() if id(p) in wanted}
+            if rule is not None and held and set(held) <= {"weight", "bias"}:
+                self.rules[module], self.owned[module] = rule, held
+        self._uses: list[_Use] = []
+        self._layout: Layout = {}
+        self._totals: Moments = {}
+        self._length = self._power = 0
+        self._last = True
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for held in self.owned.values() for name in held.values()))
+
+    def forget(self, names: list[str]) -> None:
+        """Leave these parameters to another route."""
+        for module, held in list(self.owned.items()):
+            self.owned[module] = {own: name for own, name in held.items() if name not in names}
+            if not self.owned[module]:
+                del self.owned[module], self.rules[module]
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Between the start of a forward pass and the end of its backward passes."""
+        handles = [
+            # First of all hooks: another's may replace the output, and the rule speaks of the layer's own.
+            module.register_forward_hook(self._called, with_kwargs=True, prepend=True)
+            for module in self.rules
+        ]
+        first = next(self.model.parameters())
+        self._start = torch.zeros((), dtype=first.dtype, device=first.device, requires_grad=True)
+        self._calls: Counter[nn.Module] = Counter()
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._uses = []
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> torch.Tensor:
+        x = args[0] if args else kwargs.get("input")
+        call = self._calls[module]
+        self._calls[module] += 1
+        use = _Use(self, module, call, x.detach())
+        use.shape = output.shape
+        self._uses.append(use)
+        return _Tap.apply(output, self._start, use)
+
+    def layout(self, length: int, single: Shapes) -> None:
+        """Learn where the samples lie: the one dimension that grew when `length` samples came, not one."""
+        self._layout = {}
+        lost: list[str] = []
+        for use in self._uses:
+            shape, one = use.shape, single.get((use.module, use.call), torch.Size())
+            grew = [i for i, (a, b) in enumerate(zip(one, shape)) if a != b]
+            if len(one) == len(shape) and len(grew) == 1 and shape[grew[0]] == length * one[grew[0]]:
+                axis = grew[0]
+                if axis == 0 or (self.rules[use.module].folds and axis < len(shape) - 1):
+                    self._layout[use.module, use.call] = axis, one[axis]
+                    continue
+            lost += self.owned[use.module].values()
+        self.forget(lost)
+
+    def backward(
+        self,
+        output: Any,
+        cotangents: list[list[torch.Tensor]],
+        length: int,
+        totals: Moments,
+        power: int,
+    ) -> None:
+        """Add the moments of all cotangents of `output`, which came from a forward pass while listening."""
+        self._totals, self._length, self._power = totals, length, power
+        self._check_uses()
+        self._shared = self._used_more_than_once()
+        for k, cotangent in enumerate(cotangents):
+            self._last = k + 1 == len(cotangents)
+            pairs = [(o, v) for o, v in zip(tensors(output), cotangent) if o.requires_grad]
+            if pairs:
+                torch.autograd.grad(
+                    [o for o, _ in pairs],
+                    [self._start],
+                    [v for _, v in pairs],
+                    retain_graph=not self._last,
+                    allow_unused=True,
+                )
+            self._add_shared()
+
+    def _check_uses(self) -> None:
+        """Before anything is added: is every layer used as in the trial pass?"""
+        for use in self._uses:
+            if use.module not in self.owned:
+                continue
+            axis, rows = self._layout.get((use.module, use.call), (0, -1))
+            if axis >= len(use.shape) or use.shape[axis] != rows * self._length:
+                raise Unsupported("a layer was called in another way than in the trial pass")
+
+    def _used_more_than_once(self) -> set[nn.Module]:
+        """Layers one of whose parameters serves twice: a sample's uses have to be summed before the power."""
+        times = Counter(name for use in self._uses for name in self.owned.get(use.module, {}).values())
+        return {m for m, held in self.owned.items() if any(times[name] > 1 for name in held.values())}
+
+    def _arrived(self, use: _Use, d: torch.Tensor) -> None:
+        if use.module not in self.owned:
+            use.x = None
+        elif use.module in self._shared:
+            use.d = d
+        else:
+            x, d = self._samples_first(use, d)
+            own = {own: self._totals[name] for own, name in self.owned[use.module].items()}
+            with torch.no_grad():
+                self.rules[use.module].add_moments(use.module, x, d, own, self._power)
+            if self._last:
+                use.x = None
+
+    def _add_shared(self) -> None:
+        uses = [use for use in self._uses if use.d is not None and use.module in self._shared]
+        by_name: dict[str, list[tuple[_Use, str]]] = {}
+        for use in uses:
+            for own, name in self.owned[use.module].items():
+                by_name.setdefault(name, []).append((use, own))
+        with torch.no_grad():
+            for name, users in by_name.items():
+                self._add_sum(self._totals[name], users)
+        for use in uses:
+            use.d = None
+
+    def _add_sum(self, total: torch.Tensor, users: list[tuple[_Use, str]]) -> None:
+        sides = [(use, own, *self._samples_first(use, use.d)) for use, own in users]
+        step = chunk_length(total.numel(), total.device)
+        for start in range(0, self._length, step):
+            part = slice(start, start + step)
+            gradient: Any = 0
+            for use, own, x, d in sides:
+                rule = self.rules[use.module]
+                gradient = gradient + rule.gradients(use.module, x[part], d[part], [own])[own]
+            add_power(total, gradient, self._power)
+
+    def _samples_first(self, use: _Use, d: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Input and output derivative as `[samples, rows, ...]`."""
+        assert use.x is not None
+        assert d is not None
+        (axis, rows), x = self._layout[use.module, use.call], use.x
+        if d.dtype in (torch.float16, torch.bfloat16):
+            # Half precision is what the model computes in, but squares of gradients need the wider range.
+            d, x = d.float(), x.float() if x.is_floating_point() else x
+        split = (self._length, rows)
+        return x.movedim(axis, 0).unflatten(0, split), d.movedim(axis, 0).unflatten(0, split)
+
+
+@contextmanager
+def shapes_of_outputs(modules: Any) -> Iterator[Shapes]:
+    """Record the shape of what each call of these layers returns."""
+    shapes: Shapes = {}
+    calls: Counter[nn.Module] = Counter()
+
+    def called(module: nn.Module, args: Any, output: Any) -> None:
+        shapes[module, calls[module]] = output.shape
+        calls[module] += 1
+
+    handles = [module.register_forward_hook(called, prepend=True) for module in modules]
+    try:
+        yield shapes
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,267 @@
+"""Tables against numbers worked out by hand, in every format, with what they leave out told."""
+
+import csv
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from drcl.lab import rundir, table
+from drcl.lab.table import Statistic, bytes_text, cell_text, count_text, render, rows
+from drcl.lab.table_formats import summary_table
+
+from .fake_runs import write_run, write_runs
+
+NaN = math.nan
+COLUMN = {column.key: column for column in table.COLUMNS}
+
+
+def final(first: float, last: float, learned: float = 0.9) -> np.ndarray:
+    return np.array([[learned, NaN], [first, last]])
+
+
+@pytest.fixture
+def two_methods(tmp_path):
+    """sgd on seeds 0, 1 and drcl on seeds 0, 1, small enough to do by hand."""
+    write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9), seconds=10.0)
+    write_run(tmp_path, "sgd", 1, R=final(0.3, 0.9), seconds=30.0)
+    write_run(tmp_path, "drcl", 0, R=final(0.8, 0.9), seconds=24.0)
+    write_run(tmp_path, "drcl", 1, R=final(0.9, 0.9), seconds=26.0)
+    return tmp_path
+
+
+def test_means_deviations_and_counts(two_methods):
+    sgd, drcl = rows(rundir.find([two_methods]))
+    # sgd: (0.5 + 0.9) / 2 = 0.7 and (0.3 + 0.9) / 2 = 0.6: mean 0.65, deviation 0.1 / sqrt(2)
+    assert sgd.values["average_accuracy"].mean == pytest.approx(0.65)
+    assert sgd.values["average_accuracy"].deviation == pytest.approx(0.1 / math.sqrt(2))
+    assert sgd.values["average_accuracy"].n == 2
+    # backward transfer -0.4 and -0.6
+    assert sgd.values["backward_transfer"].mean == pytest.approx(-0.5)
+    # drcl: 0.85 and 0.9
+    assert drcl.values["average_accuracy"].mean == pytest.approx(0.875)
+    # A_inc: (0.9 + 0.85) / 2 and (0.9 + 0.9) / 2 -> 0.8875
+    assert drcl.values["incremental_accuracy"].mean == pytest.approx(0.8875)
+    # sgd took 20 s in the mean: 24 / 20 = 1.2 and 26 / 20 = 1.3
+    assert drcl.values["relative_time"].mean == pytest.approx(1.25)
+    assert drcl.values["relative_time"].deviation == pytest.approx(0.1 / math.sqrt(2))
+    assert sgd.values["relative_time"].mean == pytest.approx(1.0)
+    assert sgd.seeds == (0, 1)
+
+
+def test_the_best_of_each_column(two_methods):
+    sgd, drcl = rows(rundir.find([two_methods]))
+    assert drcl.best == {"average_accuracy", "backward_transfer", "forgetting", "incremental_accuracy"}
+    assert sgd.best == frozenset()
+
+
+def test_equal_as_printed_is_equally_good(tmp_path):
+    write_run(tmp_path, "sgd", 0, R=final(0.70001, 0.9))
+    write_run(tmp_path, "ewc", 0, R=final(0.70002, 0.9))
+    assert all("average_accuracy" in row.best for row in rows(rundir.find([tmp_path])))
+
+
+def test_a_bound_does_not_compete(tmp_path):
+    write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9))
+    write_run(tmp_path, "ewc", 0, R=final(0.6, 0.9))
+    write_run(tmp_path, "joint", 0, R=np.array([[NaN, NaN], [0.99, 0.99]]))
+    sgd, ewc, joint = rows(rundir.find([tmp_path]))
+    assert joint.reference
+    assert joint.best == frozenset()
+    assert "average_accuracy" in ewc.best
+    assert math.isnan(joint.values["backward_transfer"].mean)
+    assert sgd.method == "sgd"
+
+
+def test_one_method_has_nothing_to_be_best_of(tmp_path):
+    write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9))
+    (row,) = rows(rundir.find([tmp_path]))
+    assert row.best == frozenset()
+
+
+def test_one_seed_has_no_deviation_and_a_note(tmp_path):
+    write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9))
+    found = rows(rundir.find([tmp_path]))
+    assert math.isnan(found[0].values["average_accuracy"].deviation)
+    assert cell_text(COLUMN["average_accuracy"], found[0].values["average_accuracy"]) == "70.0"
+    assert "One seed only" in table.benchmark_notes(found, "digits-permuted")[0]
+
+
+def test_runs_left_out_are_told(tmp_path):
+    write_runs(tmp_path)
+    write_run(tmp_path, "drcl", 2, done=3)
+    write_run(tmp_path, "sgd", 0, name="again")
+    broken = write_run(tmp_path, "ewc", 5, name="broken")
+    (broken / "config.toml").write_text("= nonsense")
+    failed = write_run(tmp_path, "si", 0, done=1)
+    (failed / "result.json").write_text(json.dumps({"finished": False, "error": "the loss became NaN"}))
+    found = rows(rundir.find([tmp_path]))
+    text = render(found, "text")
+    assert "drcl, seed 2: unfinished, 3 of 8 tasks done; not counted (digits-permuted-drcl-2)" in text
+    assert "repeats seed 0 and is not counted" in text
+    assert "unreadable runs" in text
+    assert "broken: config.toml is damaged" in text
+    assert "si, seed 0: failed: the loss became NaN; not counted" in text
+    # a method without a result has its row all the same
+    assert any(row.label == "si" and row.seeds == () for row in found)
+    # and nothing of it went into the means
+    assert next(row for row in found if row.label == "drcl").seeds == (0, 1)
+
+
+def test_other_seeds_are_told(tmp_path):
+    write_run(tmp_path, "sgd", 0)
+    write_run(tmp_path, "ewc", 1)
+    notes = table.benchmark_notes(rows(rundir.find([tmp_path])), "digits-permuted")
+    assert notes[0] == "The methods were not run on the same seeds: sgd on seed 0; ewc on seed 1."
+
+
+def test_other_machines_and_settings_are_told(tmp_path):
+    path = write_run(tmp_path, "sgd", 0)
+    write_run(tmp_path, "ewc", 0, training={"epochs": 40})
+    environment = json.loads((path / "environment.json").read_text())
+    (path / "environment.json").write_text(json.dumps(environment | {"threads": 8}))
+    notes = " ".join(table.benchmark_notes(rows(rundir.find([tmp_path])), "digits-permuted"))
+    assert "times do not compare" in notes
+    assert "not all trained with the same settings" in notes
+
+
+def test_without_sgd_there_is_no_unit_of_time(tmp_path):
+    write_run(tmp_path, "ewc", 0)
+    (row,) = found = rows(rundir.find([tmp_path]))
+    assert math.isnan(row.values["relative_time"].mean)
+    assert "No single finished sgd run" in " ".join(table.benchmark_notes(found, "digits-permuted"))
+
+
+def test_a_value_known_for_some_seeds_only_is_told(tmp_path):
+    write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9))
+    path = write_run(tmp_path, "sgd", 1, R=final(0.5, 0.9))
+    (path / "cost.json").unlink()
+    (row,) = rows(rundir.find([tmp_path]))
+    assert row.values["learning_seconds"].n == 1
+    assert "sgd: time is known for 1 of 2 seeds only" in row.notes
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("average_accuracy", Statistic(0.9021, 0.0042, 3), "90.2 ± 0.4"),
+        ("average_accuracy", Statistic(NaN, NaN, 0), "–"),
+        ("backward_transfer", Statistic(-0.0412, 0.001, 2), "−4.1 ± 0.1"),
+        ("backward_transfer", Statistic(0.0369, NaN, 1), "+3.7"),
+        ("backward_transfer", Statistic(-0.0001, NaN, 1), "0.0"),
+        ("relative_time", Statistic(1.4199, 0.021, 2), "1.42 ± 0.02"),
+        ("state_bytes", Statistic(562_256, 0.0, 2), "562 kB"),
+        ("gradient_evaluations", Statistic(29_440, 0.0, 2), "29.4 k"),
+    ],
+)
+def test_numbers_as_text(key, value, text):
+    assert cell_text(COLUMN[key], value) == text
+
+
+def test_sizes_and_counts():
+    assert [bytes_text(n) for n in (0, 999, 1000, 52_000_000, 1.04e9, NaN)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "52 MB",
+        "1.04 GB",
+        "–",
+    ]
+    assert [count_text(n) for n in (0, 999, 3_680_000, 2.5e12)] == ["0", "999", "3.68 M", "2.5e+03 G"]
+
+
+def test_csv_holds_fractions_at_full_precision(two_methods):
+    found = rows(rundir.find([two_methods]))
+    lines = list(csv.DictReader(io.StringIO(render(found, "csv"))))
+    assert [line["method"] for line in lines] == ["sgd", "drcl"]
+    assert float(lines[1]["average_accuracy"]) == pytest.approx(0.875, abs=1e-15)
+    assert float(lines[1]["relative_time"]) == pytest.approx(1.25)
+    assert lines[0]["seeds"] == "0 1"
+    assert lines[0]["average_accuracy_n"] == "2"
+    assert lines[0]["left_out"] == "0"
+
+
+def test_markdown_has_bold_best_and_escapes(two_methods):
+    write_run(two_methods, "a|b*c", 0, R=final(0.1, 0.2))
+    text = render(rows(rundir.find([two_methods])), "markdown")
+    assert "| drcl | 2 | **87.5 ± 3.5** |" in text
+    assert "a\\|b\\*c" in text
+    widths = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
+    assert widths == {len(table.COLUMNS) + 3}
+
+
+def test_latex_is_booktabs_and_escapes(two_methods):
+    write_run(two_methods, "50%_$x{y}\\&#~^", 0, R=final(0.1, 0.2))
+    text = render(rows(rundir.find([two_methods])), "latex")
+    assert r"50\%\_\$x\{y\}\textbackslash{}\&\#\textasciitilde{}\textasciicircum{}" in text
+    assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
+    assert r"\textbf{\boldmath 87.5 $\pm$ 3.5}" in text
+    body = [line for line in text.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
+    assert {line.replace(r"\&", "").count("&") for line in body} == {len(table.COLUMNS) + 1}
+
+
+def test_several_benchmarks_are_kept_apart(tmp_path):
+    write_run(tmp_path, "sgd", 0, benchmark="one", R=final(0.5, 0.9))
+    write_run(tmp_path, "sgd", 0, benchmark="two", R=final(0.6, 0.9))
+    found = rows(rundir.find([tmp_path]))
+    assert [row.benchmark for row in found] == ["one", "two"]
+    for format in ("text", "markdown", "csv", "latex"):
+        text = render(found, format)
+        assert "one" in text
+        assert "two" in text
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="format='html'; choose one of text, markdown, csv, latex"):
+        render([], "html")
+
+
+def test_no_runs_make_an_empty_table():
+    for format in ("text", "markdown", "csv", "latex"):
+        assert isinstance(render([], format), str)
+
+
+def test_summary_table_fits_a_terminal(tmp_path):
+    runs = rundir.find([write_runs(tmp_path, ("sgd", "ewc", "drcl", "joint"))])
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(summary_table(runs))
+    text = console.export_text()
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    names = [line.split()[1] for line in lines if "±" in line]
+    assert names == ["sgd", "ewc", "drcl", "joint"]
+    assert lines[0].strip() == "digits-permuted, 8 tasks, 2 seeds"
+    for heading in ("method", "average", "backward", "unmoved", "× SGD"):
+        assert heading in text
+    assert "…" not in text  # no number is cut off
+    assert "1.00" in text
+
+
+def test_summary_table_drops_nothing_without_a_word(tmp_path):
+    write_runs(tmp_path, ("sgd",), tasks=2)
+    broken = write_run(tmp_path, "ewc", 0, name="broken")
+    (broken / "config.toml").write_text("=")
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(summary_table(rundir.find([tmp_path])))
+    assert "broken: config.toml is damaged" in " ".join(console.export_text().split())
+
+
+def test_bars_are_as_long_as_the_accuracy(tmp_path):
+    write_run(tmp_path, "sgd", 0, R=final(0.3, 0.5))  # 40 %: 4 of 10
+    write_run(tmp_path, "ewc", 0, R=final(0.96, 0.94))  # 95 %: 9 and a half
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(summary_table(rundir.find([tmp_path])))
+    lines = [line for line in console.export_text().splitlines() if "━" in line]
+    assert [(line.count("━"), line.count("╸")) for line in lines] == [(4, 0), (9, 1)]
+
+
+def test_markup_in_a_name_is_only_text(tmp_path):
+    write_run(tmp_path, "[bold red]x[/]", 0, R=final(0.5, 0.9))
+    runs = rundir.find([tmp_path])
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(summary_table(runs))
+    assert "[bold red]x[/]" in console.export_text()
+    assert "[bold red]x[/]" in render(rows(runs), "text")
