@@ -9,12 +9,14 @@ the first batches would hold far more at the end.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from drcl.kernels import Rule, Weight, proposal
+from drcl.rotated import Proposal
 
 SAMPLE = 20_000  # coordinates of a group that are watched
 EARLY = 20  # steps over which the first estimate is a plain mean
@@ -22,16 +24,25 @@ SMOOTHING = 0.1  # weight of a new observation after that
 FLOOR = 1e-6  # added to a mean-one importance: weights the earlier tasks never used can be held too
 
 
-def choose(group: dict[str, Any], weights: list[Weight], rule: Rule, protected: int) -> float:
-    """The strength for this step. `protected` counts the group's protected weights, those without gradient too."""
+def choose(
+    group: dict[str, Any], weights: list[Weight], rule: Rule, protected: int, layers: Sequence[Proposal] = ()
+) -> float:
+    """The strength for this step. `protected` counts the group's protected weights, those without gradient too.
+
+    Of `layers`, held in an eigenbasis, it is directions that are held; those not kept there always move.
+    """
     steps = group.setdefault("stable_steps", 0)
-    active = sum(w.y.numel() for w in weights)
+    sizes = [layer.layer.basis.directions for layer in layers]
+    active = sum(w.y.numel() for w in weights) + sum(sizes)
+    always = sum(s.numel() for layer in layers for _, s, _ in layer.steps) - sum(sizes)
     if not active or not rule.gamma:  # nothing can move, and nothing can be learned about the strength
         return float(group["chosen_strength"] or 0.0)
     if steps < EARLY or steps % 5 == 0:
         # Weights without a gradient do not move, so the others must make up the whole share of movers.
-        share = 1 - (1 - group["stable"]) * protected / active
-        observed = max(float(torch.quantile(_ratios(weights, rule, active), min(max(share, 0.0), 1.0))), 1e-12)
+        share = 1 - ((1 - group["stable"]) * protected - always) / active
+        ratios = [*_ratios(weights, rule, active)]
+        ratios += [_gather(p.ratios(rule), _picks(n, active, p.weight.y)) for p, n in zip(layers, sizes)]
+        observed = max(float(torch.quantile(torch.cat(ratios), min(max(share, 0.0), 1.0))), 1e-12)
         old = group["chosen_strength"] if steps else None
         blend = max(1 / (steps + 1), SMOOTHING)
         log = math.log(observed) if old is None else (1 - blend) * math.log(old) + blend * math.log(observed)
@@ -40,21 +51,22 @@ def choose(group: dict[str, Any], weights: list[Weight], rule: Rule, protected: 
     return float(group["chosen_strength"])
 
 
-def _ratios(weights: list[Weight], rule: Rule, active: int) -> Tensor:
+def _picks(n: int, active: int, like: Tensor) -> Tensor:
+    """Evenly spaced with a stride that is coprime to usual row lengths: a fixed sample without an index to store."""
+    picks = min(n, max(1, round(SAMPLE * n / active)))
+    return (torch.arange(picks, device=like.device) * n // picks + 7919 * torch.arange(picks, device=like.device)) % n
+
+
+def _ratios(weights: list[Weight], rule: Rule, active: int) -> Iterator[Tensor]:
     """|r - a| / (gamma * F) at the sampled coordinates: the strength that would just hold each of them."""
-    out = []
     mix = rule.mix or 1.0
     for w in weights:
-        n = w.y.numel()
-        # Evenly spaced with a stride that is coprime to usual row lengths: a fixed sample without an index to store.
-        picks = min(n, max(1, round(SAMPLE * n / active)))
-        at = (torch.arange(picks, device=w.y.device) * n // picks + 7919 * torch.arange(picks, device=w.y.device)) % n
+        at = _picks(w.y.numel(), active, w.y)
         y, g, a, f = (_gather(t, at) for t in (w.y, w.g, w.anchor, w.importance))
         buffer = None if w.buffer is None else _gather(w.buffer, at)
         s = proposal(y, g, buffer, w.first, rule)
         r = y - 2 * s if rule.reflect else y - s
-        out.append((r - a).abs() / ((f + rule.damping) * (rule.gamma * mix)))
-    return torch.cat(out)
+        yield (r - a).abs() / ((f + rule.damping) * (rule.gamma * mix))
 
 
 def _gather(t: Tensor, at: Tensor) -> Tensor:
