@@ -244,7 +244,7 @@ def _compile_all(weights: list[Weight], rule: Rule) -> list[Weight]:
         try:
             _compile(w, rule)
         except Exception as reason:  # inductor raises its own kinds where no compiler is found
-            _fall_back("compile", str(reason).splitlines()[0] if str(reason) else type(reason).__name__)
+            _fall_back("compile", " ".join(str(reason).splitlines()[:2]) or type(reason).__name__)
             return weights[k:]
     return []
 

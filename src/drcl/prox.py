@@ -65,7 +65,8 @@ class ElasticNet:
         bound = threshold * self.mix if self.mix else torch.zeros_like(threshold)
         shrink = 1 + threshold * (1 - self.mix) if self.mix < 1 else torch.ones_like(threshold)
         d = r - anchor
-        return torch.where(d.abs() > bound, anchor + (d - torch.copysign(bound, d)) / shrink, anchor)
+        moves = (d.abs() > bound) & (threshold < float("inf"))
+        return torch.where(moves, anchor + (d - torch.copysign(bound, d)) / shrink, anchor)
 
     threshold = staticmethod(per_step_threshold)
 
