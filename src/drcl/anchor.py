@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from drcl.eigenbasis import TENSORS, Eigenbasis
+from drcl.eigenbasis import TENSORS, Eigenbasis, bias_of
 
 # The second adds bases; an anchor without any is written as the first, which older versions read too.
 FORMATS = ("drcl.anchor/1", "drcl.anchor/2")
@@ -95,7 +95,7 @@ class Anchor:
             if bool((importance < 0).any()):
                 raise AnchorError(f"{name!r} has negative importance; importance must be >= 0")
         for name, basis in self.bases.items():
-            for needed in (name, name.removesuffix("weight") + "bias") if basis.bias else (name,):
+            for needed in (name, bias_of(name)) if basis.bias else (name,):
                 if needed not in self.weights:
                     raise AnchorError(f"the basis of {name!r} needs {needed!r}, which the anchor does not have")
             try:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from drcl import rotated
 from drcl.anchor import Anchor, AnchorError, own_names, provenance
-from drcl.eigenbasis import Eigenbasis
+from drcl.eigenbasis import Eigenbasis, bias_of
 from drcl.importance import Importance
 from drcl.kernels import check_prox
-from drcl.kronecker import History, Kronecker, bias_of
+from drcl.kronecker import History, Kronecker
 from drcl.resume import importance_dtype, laid_out_like
 
 if TYPE_CHECKING:

@@ -183,6 +183,11 @@ class Eigenbasis:
             raise ValueError("the eigenvalues of a Kronecker basis must be >= 0")
 
 
+def bias_of(name: str) -> str:
+    """The name of the bias beside the weight of this name."""
+    return name.removesuffix("weight") + "bias"
+
+
 def as_matrix(weight: Tensor, groups: int, positions: int) -> Tensor:
     """[groups, positions, outputs, inputs]; with one position the inputs are whole patches."""
     outputs = weight.shape[0] // groups

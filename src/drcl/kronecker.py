@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drcl.eigenbasis import Eigenbasis, as_matrix, as_weight, eigenvectors
+from drcl.eigenbasis import Eigenbasis, as_matrix, as_weight, bias_of, eigenvectors
 from drcl.factors import KINDS, Eigenvalues, Factors, Reader
 from drcl.importance import Fisher, _bare, _check_parameters, _checked, default_forward
 from drcl.onepass import OnePass, Unsupported, shapes_of_outputs
@@ -339,10 +339,6 @@ class _Work:
         if not f.bias:
             return weight, None
         return weight, history.importance[bias_of(name)].to(f.a.dtype).reshape(f.groups, 1, -1) * history.mean
-
-
-def bias_of(name: str) -> str:
-    return name.removesuffix("weight") + "bias"
 
 
 def _fisher(options: Kronecker) -> Fisher:
