@@ -54,6 +54,8 @@ def choose(
 def _picks(n: int, active: int, like: Tensor) -> Tensor:
     """Evenly spaced with a stride that is coprime to usual row lengths: a fixed sample without an index to store."""
     picks = min(n, max(1, round(SAMPLE * n / active)))
+    if picks == n:
+        return torch.arange(n, device=like.device)
     return (torch.arange(picks, device=like.device) * n // picks + 7919 * torch.arange(picks, device=like.device)) % n
 
 
