@@ -23,6 +23,7 @@ VARIANTS = {
     "product": {"eigenvalues": "product"},
     "rank": {"rank": 3},
     "energy": {"energy": 0.8},
+    "free rest": {"rank": 3, "rest": "free"},
 }
 
 
@@ -95,7 +96,7 @@ def test_directions_left_out_pass_through_and_kept_ones_are_the_full_map():
         torch.manual_seed(2)
         model = nn.Linear(6, 4).double()
         opt = DRCL(model.named_parameters(), lr=0.1, strength=0.05, splitting="forward-backward")
-        opt.consolidate(model, data, importance=Kronecker(rank=rank, eigenvalues="product"))
+        opt.consolidate(model, data, importance=Kronecker(rank=rank, rest="free", eigenvalues="product"))
         before = torch.cat([model.weight, model.bias[:, None]], 1).detach()
         F.cross_entropy(model(-x), data[0][1]).backward()
         g = torch.cat([model.weight.grad, model.bias.grad[:, None]], 1)
@@ -111,6 +112,50 @@ def test_directions_left_out_pass_through_and_kept_ones_are_the_full_map():
     held[:2, :2] = torch.sign(free[:2, :2]) * (free[:2, :2].abs() - 0.005 * few.eigenvalues[0, 0]).clamp(min=0)
     torch.testing.assert_close(d, held)
     assert not torch.allclose(d[:2, :2], free[:2, :2])
+
+
+@pytest.mark.parametrize("mix", [1.0, 0.0, 0.4])
+@pytest.mark.parametrize("strength", [0.02, 0.3, 3.0])
+def test_the_rest_is_held_as_one(mix, strength):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    data = [(torch.randn(12, 4).double(), torch.randint(3, (12,)))]
+    opt = DRCL(model.named_parameters(), lr=0.1, strength=strength, splitting="forward-backward", prox=ElasticNet(mix))
+    opt.consolidate(model, data, importance=Kronecker(labels="exact", rank=2))
+    basis = opt.anchor.bases["weight"]
+    assert basis.directions == 4
+    assert basis.left_out == 11
+    assert float(basis.eigenvalues.sum()) + 11 * basis.rest == pytest.approx(15)  # mean one over all of them
+    anchor = torch.cat([model.weight, model.bias[:, None]], 1).detach()
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    r = anchor - 0.1 * torch.cat([model.weight.grad, model.bias.grad[:, None]], 1)
+    opt.step()
+    found = torch.cat([model.weight, model.bias[:, None]], 1).detach()
+
+    v, u = basis.outputs[0].numpy(), basis.inputs[0].numpy()
+    w = cvxpy.Variable((3, 5))
+    d = v.T @ (w - anchor.numpy()) @ u
+    f = 0.1 * strength * basis.eigenvalues[0, 0].numpy()
+    across = (w - anchor.numpy()) - v @ d @ u.T
+    penalty = cvxpy.sum(cvxpy.multiply(f, mix * cvxpy.abs(d) + (1 - mix) / 2 * cvxpy.square(d)))
+    penalty += 0.1 * strength * basis.rest * mix * np.sqrt(11) * cvxpy.norm(across, "fro")
+    penalty += 0.1 * strength * basis.rest * (1 - mix) / 2 * cvxpy.sum_squares(across)
+    problem = cvxpy.Problem(cvxpy.Minimize(penalty + cvxpy.sum_squares(w - r.numpy()) / 2))
+    problem.solve(solver=cvxpy.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
+    np.testing.assert_allclose(found.numpy(), w.value, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["rank", "energy", "both"])
+def test_leaving_directions_out_does_not_change_the_unit_of_strength(variant):
+    means, model = [], mlp()
+    for options in ({}, VARIANTS[variant]):
+        opt = DRCL(model.named_parameters(), lr=0.05)
+        for seed in range(3):
+            opt.consolidate(model, task(seed), importance=Kronecker(**options))
+        means.append(opt.importance_mean)
+        assert sum(float(i.sum()) for i in opt.anchor.importance.values()) == pytest.approx(163, rel=1e-4)
+    assert means[0] == pytest.approx(means[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("splitting", ["douglas-rachford", "forward-backward"])
@@ -318,7 +363,7 @@ def test_stable_holds_this_share_of_directions(variant, share):
     data = task(0, features=20)
     opt = DRCL(model.named_parameters(), lr=0.05, stable=share, splitting="forward-backward")
     fit(model, opt, data)
-    opt.consolidate(model, data, importance=Kronecker(rank=None if variant == "both" else 12))
+    opt.consolidate(model, data, importance=Kronecker(rank=None if variant == "both" else 12, rest="free"))
     fit(model, opt, task(1, features=20)[:1])
     held = drift(model, opt.anchor).total.directions_unmoved
     covered = sum(b.directions for b in opt.anchor.bases.values()) / sum(p.numel() for p in model.parameters())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,7 +152,7 @@ def consolidate(
     for name, p in named.items():
         optimizer.state[p]["importance"] = total[name]
     if mean > 0:
-        bases = {name: replace(b, eigenvalues=b.eigenvalues / mean) for name, b in bases.items()}
+        bases = {name: b.scaled(1 / mean) for name, b in bases.items()}
     optimizer._layers = layers(named, bases)
     start_task(optimizer, named)
     optimizer._progress["importance_mean"] = mean

@@ -26,7 +26,8 @@ class Eigenbasis:
     """One layer's directions, the importance of each, and the factors the next task's are added to.
 
     `inputs` and `outputs` hold directions as columns; None where a side is not rotated. With fewer columns than rows
-    only the directions that carry importance are kept, and what lies across them is not protected.
+    only the directions that carry most importance are told apart. What lies across them is held as one, by the mean of
+    its importance `rest`, or not at all where that is None.
     """
 
     inputs: Tensor | None  # [groups, n, kept]
@@ -36,6 +37,7 @@ class Eigenbasis:
     output_factor: Tensor  # G
     bias: bool  # the last input is the constant one, so the bias is part of it
     count: float = 1.0  # how many tasks the factors are the sum of, decayed as they are
+    rest: float | None = None
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 
@@ -48,6 +50,12 @@ class Eigenbasis:
     def directions(self) -> int:
         """How many directions are kept."""
         return self.eigenvalues.numel()
+
+    @property
+    def left_out(self) -> int:
+        """How many are not."""
+        groups, positions = self.eigenvalues.shape[:2]
+        return groups * positions * self.output_factor.shape[1] * self.input_factor.shape[1] - self.directions
 
     @property
     def floats(self) -> int:
@@ -122,16 +130,35 @@ class Eigenbasis:
     def diagonal(self) -> tuple[Tensor, Tensor | None]:
         """The importance of each weight: the diagonal of U diag(eigenvalues) U^T, of the same sum (matrix, bias)."""
         u, v = self._sides()
-        whole = self.eigenvalues if v is None else v.square() @ self.eigenvalues
+        values, rest = self._above_rest()
+        whole = values if v is None else v.square() @ values
         whole = whole if u is None else whole @ u.square().mT
+        whole = (whole + rest).clamp_(min=0)
         return (whole[..., :-1], whole[..., -1]) if self.bias else (whole, None)
 
     def seen_in(self, other: Eigenbasis) -> Tensor:
-        """The diagonal of this importance in the directions of `other`; what `other` does not span is lost."""
+        """The diagonal of this importance in the directions of `other`."""
         left = _overlap(other.outputs, self.outputs)
         right = _overlap(other.inputs, self.inputs)
-        d = self.eigenvalues if left is None else left[:, None] @ self.eigenvalues
-        return d if right is None else d @ right[:, None].mT
+        values, rest = self._above_rest()
+        d = values if left is None else left[:, None] @ values
+        d = d if right is None else d @ right[:, None].mT
+        return (d + rest).clamp_(min=0)
+
+    @property
+    def total(self) -> float:
+        """The trace: the importance of all directions together."""
+        return float(self.eigenvalues.double().sum()) + (self.rest or 0.0) * self.left_out
+
+    def _above_rest(self) -> tuple[Tensor, float]:
+        """The importance as that of the rest everywhere, and what the kept directions have beyond it."""
+        rest = self.rest or 0.0
+        return (self.eigenvalues - rest if rest else self.eigenvalues), rest
+
+    def scaled(self, factor: float) -> Eigenbasis:
+        """With another unit of importance; the factors keep theirs."""
+        rest = None if self.rest is None else self.rest * factor
+        return replace(self, eigenvalues=self.eigenvalues * factor, rest=rest)
 
     def see(self, w: Tensor, b: Tensor | None) -> Tensor:
         """The diagonal, in these directions, of an importance that is diagonal in the weights."""
@@ -143,7 +170,7 @@ class Eigenbasis:
     # -- being stored ----------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        return {"bias": self.bias, "count": float(self.count)}
+        return {"bias": self.bias, "count": float(self.count), "rest": self.rest}
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Eigenbasis:
@@ -152,7 +179,8 @@ class Eigenbasis:
         if not needed <= set(tensors) <= set(TENSORS) or not {f.name for f in fields(cls)} - set(TENSORS) <= set(facts):
             raise ValueError("a Kronecker basis is incomplete")
         made = {name: tensors.get(name) for name in TENSORS}
-        return cls(**made, bias=bool(facts["bias"]), count=float(facts["count"]))  # type: ignore[arg-type]
+        rest = None if facts["rest"] is None else float(facts["rest"])
+        return cls(**made, bias=bool(facts["bias"]), count=float(facts["count"]), rest=rest)  # type: ignore[arg-type]
 
     def check(self, weight: torch.Size | Tensor) -> None:
         """ValueError unless the tensors are finite and fit a weight of this shape."""
@@ -179,7 +207,7 @@ class Eigenbasis:
                 raise ValueError(f"the {name} of a Kronecker basis have shape {tuple(t.shape)}, which does not fit")
             if not bool(torch.isfinite(t).all()):
                 raise ValueError(f"the {name} of a Kronecker basis hold NaN or infinite values")
-        if bool((self.eigenvalues < 0).any()):
+        if bool((self.eigenvalues < 0).any()) or not 0 <= (self.rest or 0.0) < float("inf"):
             raise ValueError("the eigenvalues of a Kronecker basis must be >= 0")
 
 

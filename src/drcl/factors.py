@@ -116,6 +116,7 @@ class Eigenvalues(Reader):
         super().__init__(module, basis.bias, basis.eigenvalues.shape[1] > 1)
         self.basis = basis
         self.total = torch.zeros_like(basis.eigenvalues)
+        self.trace = 0.0  # of all directions, those left out too
 
     def read(self, a: Tensor, d: Tensor) -> None:
         u, v = self.basis.inputs, self.basis.outputs
@@ -123,6 +124,9 @@ class Eigenvalues(Reader):
         at = d.shape[2]
         m, n, j, k = self.outputs, self.inputs, *self.total.shape[2:]
         # Rotating rows, or the gradient they add up to: whichever is less work. With one position always the rows.
+        if not self.basis.complete:
+            # |sum of d_p a_p^T|^2 = sum over p and q of (d_p . d_q)(a_p . a_q)
+            self.trace += float(((d @ d.mT)[:, :, None] * (a @ a.mT)).double().sum())
         rows = at * (n * k * self.positions + m * j + j * k * self.positions)
         if at == 1 or rows <= self.positions * (at * m * n + m * n * k + m * j * k):
             a = a if u is None else a @ u[:, None]

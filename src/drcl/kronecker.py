@@ -67,9 +67,11 @@ class Kronecker(Fisher):
         convolutions: "patches" takes channels and kernel positions together; "channels" rotates channels only and
             keeps a convolution's kernel positions apart (and its bias out of it): for wide convolutions, whose
             patches are long.
-        energy: keep only as many directions on each side as carry this share of its factor's trace. The others are
-            not protected at all and cost nothing; a strength of inf still holds every weight.
-        rank: keep at most this many directions a side.
+        energy: tell apart only as many directions on each side as carry this share of its factor's trace.
+        rank: tell apart at most this many directions a side.
+        rest: what becomes of the directions left out by these two. "mean" holds them as one, by the mean of their
+            importance; "free" does not protect them at all (a strength of inf still holds every weight). Either costs
+            nothing.
         largest: a side longer than this is not rotated (a convolution's patches: its channels are tried first).
 
     A step rotates the weights there and back: with m outputs, n inputs and j, k directions kept some
@@ -83,12 +85,13 @@ class Kronecker(Fisher):
     convolutions: Literal["patches", "channels"] = "patches"
     energy: float = 1.0
     rank: int | None = None
+    rest: Literal["mean", "free"] = "mean"
     largest: int = 4096
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choices = {"eigenvalues": ("exact", "product"), "rotate": get_args(Sides)}
-        for name, allowed in {**choices, "convolutions": ("patches", "channels")}.items():
+        for name, allowed in {**choices, "convolutions": ("patches", "channels"), "rest": ("mean", "free")}.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"Kronecker({name}={getattr(self, name)!r}): use one of {', '.join(allowed)}")
         if isinstance(self.energy, bool) or not isinstance(self.energy, int | float) or not 0 < self.energy <= 1:
@@ -100,7 +103,7 @@ class Kronecker(Fisher):
                 raise ValueError(f"Kronecker({name}={value!r}): {name} must be a whole number of at least 1")
 
     def describe(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("eigenvalues", "rotate", "convolutions", "largest")}
+        own = {name: getattr(self, name) for name in ("eigenvalues", "rotate", "convolutions", "rest", "largest")}
         own |= {"energy": float(self.energy), "rank": None if self.rank is None else int(self.rank)}
         return {**super().describe(), "estimator": "Kronecker", **own}
 
@@ -306,21 +309,32 @@ class _Work:
         inputs, outputs = _along(a, u), _along(g, v)
         values = (outputs[:, None, :, None] * inputs[:, None, None, :] / count).clamp_(min=0)
         values = values.expand(-1, f.positions, -1, -1).contiguous()
-        return Eigenbasis(u, v, values, a, g, name in self.biased, count)
+        basis = Eigenbasis(u, v, values, a, g, name in self.biased, count)
+        trace = float((_trace(a) * _trace(g)).double().sum()) * f.positions / count
+        return self._with_rest(basis, trace)
+
+    def _with_rest(self, basis: Eigenbasis, trace: float) -> Eigenbasis:
+        """What the trace has beyond the kept directions, spread evenly over the others."""
+        if basis.complete or self.options.rest == "free":
+            return replace(basis, rest=None)
+        missing = trace - float(basis.eigenvalues.double().sum())
+        return replace(basis, rest=max(missing, 0.0) / basis.left_out)
 
     def with_exact_eigenvalues(self, bases: dict[str, Eigenbasis], history: History) -> dict[str, Eigenbasis]:
         readers = {name: Eigenvalues(self.layers[name], basis) for name, basis in bases.items()}
         self._read(readers)
         found = {}
         for name, basis in bases.items():
-            values = readers[name].total / max(self.samples, 1)
+            values, trace = readers[name].total / self.samples, readers[name].trace / self.samples
             old = self._fitting(name, history)
             if old is not None:
                 values.add_(old.seen_in(basis), alpha=history.keep * history.mean)
+                trace += history.keep * history.mean * old.total
             elif history.keep and name in history.importance:
                 weight, bias = self._earlier(name, history)
                 values.add_(basis.see(weight, bias), alpha=history.keep)
-            found[name] = replace(basis, eigenvalues=values.clamp_(min=0))
+                trace += history.keep * float(weight.sum() + (0 if bias is None else bias.sum()))
+            found[name] = self._with_rest(replace(basis, eigenvalues=values.clamp_(min=0)), trace)
         return found
 
     def _fitting(self, name: str, history: History) -> Eigenbasis | None:

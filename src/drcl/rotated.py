@@ -1,8 +1,8 @@
 """The splitting step of layers that are held along the directions of an eigenbasis instead of weight by weight.
 
 With s what plain SGD would subtract, the step is the one of `drcl.kernels`, except that the proximal map is taken on
-D = U_G^T (r - a) U_A. Where only some directions are kept the rest of the layer is left where the proposal put it:
-z = r + U_G (prox(D) - D) U_A^T.
+D = U_G^T (r - a) U_A. Where only some directions are kept, the rest of r - a is one vector with one penalty, whose
+prox is a factor c (1 where the rest is free): z = a + c (r - a) + U_G (prox(D) - c D) U_A^T.
 """
 
 from __future__ import annotations
@@ -49,6 +49,29 @@ class Proposal:
     steps: list[tuple[Weight, Tensor, Tensor]] = field(default_factory=list)  # (which, s, r)
     d: Tensor | None = None
 
+    def across(self) -> float:
+        """|r - a| outside of the kept directions."""
+        assert self.d is not None
+        whole = sum(float((r - w.anchor).double().square().sum()) for w, _, r in self.steps)
+        return math.sqrt(max(whole - float(self.d.double().square().sum()), 0.0))
+
+    def rest_factor(self, rule: Rule) -> float:
+        """What the prox leaves of the rest; a soft threshold that is spread over its directions, and a shrinkage."""
+        rest = self.layer.basis.rest
+        if rest is None or rule.mix is None:
+            return 1.0
+        t, size = rule.gamma * rule.strength * (rest + rule.damping), self.across()
+        bound = t * rule.mix * math.sqrt(self.layer.basis.left_out)
+        return 0.0 if size <= bound else (1 - bound / size) / (1 + t * (1 - rule.mix))
+
+    def rest_ratio(self, rule: Rule) -> float | None:
+        """The strength that would just hold the rest; None where none does."""
+        rest = self.layer.basis.rest
+        if rest is None:
+            return None
+        unit = rule.gamma * (rest + rule.damping) * (rule.mix or 1.0)
+        return self.across() / (unit * math.sqrt(self.layer.basis.left_out))
+
     def ratios(self, rule: Rule) -> Tensor:
         """The strength that would just hold each direction."""
         assert self.d is not None
@@ -92,19 +115,21 @@ def propose(p: Proposal, rule: Rule, rotate: bool) -> None:
 
 def settle(p: Proposal, rule: Rule) -> None:
     """z by the prox along the directions, y' = z + s."""
-    basis, change = p.layer.basis, None
+    basis, change, c = p.layer.basis, None, 0.0
     if not math.isinf(rule.strength):
         assert p.d is not None
         kept = rule.prox(p.d, torch.zeros_like(p.d), rule.threshold(basis.eigenvalues))
-        change = kept if basis.complete else kept - p.d
-        if basis.complete and not bool(change.any()):
+        c = 0.0 if basis.complete else p.rest_factor(rule)
+        change = kept.sub_(p.d, alpha=c) if c else kept
+        if not c and not bool(change.any()):
             change = None  # every direction is held: nothing to rotate back
     parts = None if change is None else basis.rotate_back(change)
     for k, (w, s, r) in enumerate(p.steps):
         if parts is None:
             z = w.anchor.to(r.dtype)
         else:
-            start = w.anchor.to(r.dtype) if basis.complete else r
+            anchor = w.anchor.to(r.dtype)
+            start = anchor if c == 0 else r if c == 1 else torch.lerp(anchor, r, c)
             z = start + (as_weight(parts[0], w.y) if k == 0 else parts[1].reshape(w.y.shape))
         if w.z is not None:
             w.z.copy_(z)

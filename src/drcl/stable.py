@@ -29,19 +29,22 @@ def choose(
 ) -> float:
     """The strength for this step. `protected` counts the group's protected weights, those without gradient too.
 
-    Of `layers`, held in an eigenbasis, it is directions that are held; those not kept there always move.
+    Of `layers`, held in an eigenbasis, it is directions that are held; those left out there all at once or never.
     """
     steps = group.setdefault("stable_steps", 0)
-    sizes = [layer.layer.basis.directions for layer in layers]
-    active = sum(w.y.numel() for w in weights) + sum(sizes)
-    always = sum(s.numel() for layer in layers for _, s, _ in layer.steps) - sum(sizes)
+    bases = [layer.layer.basis for layer in layers]
+    always = sum(b.left_out for b in bases if b.rest is None)
+    active = sum(w.y.numel() for w in weights) + sum(b.directions + b.left_out for b in bases) - always
     if not active or not rule.gamma:  # nothing can move, and nothing can be learned about the strength
         return float(group["chosen_strength"] or 0.0)
     if steps < EARLY or steps % 5 == 0:
         # Weights without a gradient do not move, so the others must make up the whole share of movers.
         share = 1 - ((1 - group["stable"]) * protected - always) / active
         ratios = [*_ratios(weights, rule, active)]
-        ratios += [_gather(p.ratios(rule), _picks(n, active, p.weight.y)) for p, n in zip(layers, sizes)]
+        for p, b in zip(layers, bases):
+            ratios.append(_gather(p.ratios(rule), _picks(b.directions, active, p.weight.y)))
+            if b.left_out and (whole := p.rest_ratio(rule)) is not None:
+                ratios.append(torch.full_like(_picks(b.left_out, active, p.weight.y), whole, dtype=ratios[-1].dtype))
         observed = max(float(torch.quantile(torch.cat(ratios), min(max(share, 0.0), 1.0))), 1e-12)
         old = group["chosen_strength"] if steps else None
         blend = max(1 / (steps + 1), SMOOTHING)
