@@ -1,6 +1,7 @@
 """Small networks and tasks, and what it takes to say that nothing changed."""
 
 import copy
+import itertools
 import math
 
 import torch
@@ -12,7 +13,7 @@ from drcl import DRCL, Fisher
 
 def mlp(seed=0, sizes=(6, 16, 3)):
     torch.manual_seed(seed)
-    layers = [m for i, o in zip(sizes, sizes[1:]) for m in (nn.Linear(i, o), nn.ReLU())]
+    layers = [m for i, o in itertools.pairwise(sizes) for m in (nn.Linear(i, o), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 

@@ -164,11 +164,13 @@ class Anchor:
     def check(self, model: nn.Module) -> None:
         """Raise unless every anchored parameter is in the model with the same shape."""
         own = own_names(model)
-        for name, weight in self.weights.items():
+        for name in self.weights:
             if name not in own:
                 raise AnchorError(
                     f"the anchor protects {name!r}, which this model does not have: it is of another model"
                 )
+        for name in filter(self.weights.__contains__, own):
+            weight = self.weights[name]
             if own[name].shape != weight.shape:
                 raise AnchorError(
                     f"{name!r} has shape {tuple(own[name].shape)} here and {tuple(weight.shape)} in the anchor, "
@@ -184,7 +186,7 @@ class Anchor:
         """Roll back: put the anchored weights whose names start with ``prefix`` into the model; returns the names."""
         self.check(model)
         own = own_names(model)
-        names = [n for n in self.weights if n.startswith(prefix)]
+        names = [n for n in own if n in self.weights and n.startswith(prefix)]
         if not names:
             raise ValueError(f"no anchored parameter starts with {prefix!r}; there are {', '.join(self.weights)}")
         for name in names:

@@ -118,8 +118,6 @@ def start_task(optimizer: DRCL, named: dict[str, nn.Parameter]) -> None:
             state.pop(key, None)
     if optimizer.inner is not None:
         optimizer.inner.state.clear()
-    for group in optimizer.param_groups:
-        group["stable_steps"] = 0
     optimizer._names |= {p: n for n, p in named.items()}
     optimizer._progress |= {"mode": "train", "steps_in_proposal": 0, "gammas": []}
 
@@ -134,12 +132,13 @@ def consolidate(
     """The body of DRCL.consolidate: everything that can fail comes before anything that changes."""
     if not hasattr(estimator, "estimate"):
         raise TypeError(f"importance={estimator!r} must be an estimator such as drcl.Fisher() or drcl.MAS()")
+    named = matching(optimizer, model)
     if batches is None and getattr(estimator, "needs_data", True):
         raise ValueError(f"{type(estimator).__name__} needs data: pass consolidate(model, batches)")
-    named = matching(optimizer, model)
     if isinstance(estimator, Kronecker):
         rotated.check_prox(optimizer.solver.prox)
     bases: dict[str, Eigenbasis] = {}
+    made = estimator.describe()  # before it measures: one that watches training starts afresh after that
     with optimizer.deployed():
         with torch.enable_grad():
             if isinstance(estimator, Kronecker):
@@ -157,7 +156,7 @@ def consolidate(
     start_task(optimizer, named)
     optimizer._progress["importance_mean"] = mean
     optimizer._progress["tasks"] += 1
-    optimizer._progress["made"] = [*optimizer._progress["made"], estimator.describe()]
+    optimizer._progress["made"] = [*optimizer._progress["made"], made]
 
 
 def anchor_of(optimizer: DRCL) -> Anchor | None:

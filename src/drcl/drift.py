@@ -133,11 +133,11 @@ def drift(model: nn.Module, anchor: Anchor) -> Drift:
     own = {n: p.detach() for n, p in own_names(model).items()}
     layers: dict[str, list[tuple[Tensor, Tensor]]] = {}
     members: dict[str, set[str]] = {}
-    for name, a in anchor.weights.items():
-        if a.numel():
-            pair = (own[name], a.to(own[name].device))
-            layers.setdefault(name.rpartition(".")[0] or name, []).append(pair)
-            members.setdefault(name.rpartition(".")[0] or name, set()).add(name)
+    for name, w in own.items():  # in the model's order; a file keeps its own
+        if name in anchor.weights and w.numel():
+            layer = name.rpartition(".")[0] or name
+            layers.setdefault(layer, []).append((w, anchor.weights[name].to(w.device)))
+            members.setdefault(layer, set()).add(name)
     everything = [pair for pairs in layers.values() for pair in pairs]
     if not everything:
         raise ValueError("every parameter of this anchor is empty: there is nothing to compare")

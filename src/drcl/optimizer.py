@@ -44,8 +44,8 @@ class DRCL(torch.optim.Optimizer):
             protected: heads).
         lr, momentum, dampening, nesterov, weight_decay, maximize: as in ``torch.optim.SGD``; lr is also gamma.
         strength: the paper's lambda on mean-one importance; 0 protects nothing, inf freezes every protected weight.
-        stable: a share in (0, 1) instead of a strength; the strength is then chosen per task so that this share of the
-            protected weights stays exactly where it was. Read it back with ``strengths``.
+        stable: a share in (0, 1) instead of a strength; the strength is then chosen from gradients and importance so
+            that this share of the protected weights stays exactly where it was. Read it back with ``strengths``.
         prox: "l1", "l2", "elastic", "group", "box", an object of ``drcl.prox``, or any ``f(r, anchor, threshold)``.
         splitting: which iteration negotiates.
 
@@ -261,7 +261,8 @@ class DRCL(torch.optim.Optimizer):
         if closure is not None and not lbfgs:
             with torch.enable_grad():
                 loss = closure()
-        self._check_gradients()
+        if not lbfgs:  # which looks at no gradient but those of its own evaluations
+            self._check_gradients()
         if self.inner is None and self.solver.plasticity_steps == 1:
             for group in self.param_groups:
                 self._sgd(group, protected=False)

@@ -14,7 +14,7 @@ from drcl.prox import L1, ElasticNet, Prox
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
 GROUP_OPTIONS = {
     *("params", "param_names", "lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize"),
-    *("strength", "stable", "free", "damping", "chosen_strength", "stable_steps"),
+    *("strength", "stable", "free", "damping", "chosen_strength"),
     # written into groups by torch's schedulers and averaging tools
     *("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"),
 }
@@ -95,7 +95,8 @@ def group(options: dict[str, Any], solver: Solver, strict: bool = True) -> None:
     stable = options["stable"]
     if stable is not None and not (isinstance(stable, (int, float)) and 0 < stable < 1):
         raise ValueError(f"stable={stable!r} must lie strictly between 0 and 1 (a share of weights), or be None")
-    if stable is not None and not isinstance(solver.prox, (L1, ElasticNet)):
+    selects = isinstance(solver.prox, L1) or (isinstance(solver.prox, ElasticNet) and solver.prox.mix > 0)
+    if stable is not None and not selects:
         raise ValueError(
             f"stable= needs a prox that leaves weights exactly in place (l1, elastic), not {solver.prox!r}"
         )
