@@ -77,11 +77,21 @@ def methods() -> dict[str, Method]:
         found[f"diagonal L1 {strength:g}"] = Method({**flat, "strength": strength}, drcl.Fisher)
     for strength in (1e-2, 1e-1, 1.0):
         found[f"diagonal L2 {strength:g}"] = Method({**flat, "strength": strength, "prox": "l2"}, drcl.Fisher)
-    for strength in (1e-4, 1e-3, 1e-2):
-        found[f"Kronecker L1 {strength:g}"] = Method({**flat, "strength": strength}, drcl.Kronecker)
-    for strength in (1e-2, 1e-1, 1.0, 10.0):
-        found[f"Kronecker L2 {strength:g}"] = Method({**flat, "strength": strength, "prox": "l2"}, drcl.Kronecker)
+    for prox, strengths in {"l1": (0.03, 0.1, 0.3), "l2": (1.0, 3.0, 10.0)}.items():
+        for strength in strengths:
+            own = {**flat, "prox": prox, "strength": strength, "plasticity_steps": 10}
+            found[f"Kronecker {prox.upper()} {strength:g}, every 10"] = Method(own, kronecker())
+    best = {**flat, "prox": "l2", "strength": 3.0, "plasticity_steps": 10}
+    for steps in (1, 25):
+        found[f"Kronecker L2 3, every {steps}"] = Method({**best, "plasticity_steps": steps}, kronecker())
+    for what in ({"eigenvalues": "product"}, {"labels": "sampled"}, {"rotate": "inputs"}, {"energy": 0.99}):
+        found[f"Kronecker L2 3, every 10, {what}"] = Method(best, kronecker(**what))
+    found["Kronecker L2 3, every 10, reflected"] = Method({**best, "splitting": "douglas-rachford"}, kronecker())
     return found
+
+
+def kronecker(**options: Any) -> Callable[[], drcl.Kronecker]:
+    return lambda: drcl.Kronecker(**{"labels": "exact", **options})
 
 
 def main() -> None:
@@ -99,7 +109,7 @@ def main() -> None:
         results = [run(method, stream(arguments.tasks, s), arguments.epochs, s, arguments.lr) for s in arguments.seeds]
         average, transfer = np.mean(results, axis=0)
         spent = (time.perf_counter() - start) / len(results)
-        print(f"{name:32} {100 * average:5.1f}   BWT {100 * transfer:6.1f}   {spent:5.1f} s", flush=True)
+        print(f"{name:52} {100 * average:5.1f}   BWT {100 * transfer:6.1f}   {spent:5.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ class Drift:
             import pandas
         except ModuleNotFoundError:
             raise ModuleNotFoundError("to_pandas() needs pandas; install it with: pip install pandas") from None
-        return pandas.DataFrame([asdict(row) for row in self.rows]).set_index("layer")
+        frame = pandas.DataFrame([asdict(row) for row in self.rows]).set_index("layer")
+        return frame.drop(columns="directions_unmoved") if math.isnan(self.total.directions_unmoved) else frame
 
     def __str__(self) -> str:
         head: tuple[str, ...] = ("layer", "weights", "unmoved", "mean change", "largest", "relative")
