@@ -4,7 +4,8 @@ from drcl import prox
 from drcl.anchor import Anchor, AnchorError
 from drcl.drift import drift
 from drcl.importance import MAS, Fisher, PathIntegral
+from drcl.kronecker import Kronecker
 from drcl.optimizer import DRCL
 
 __version__ = "0.1.0"
-__all__ = ["DRCL", "MAS", "Anchor", "AnchorError", "Fisher", "PathIntegral", "drift", "prox"]
+__all__ = ["DRCL", "MAS", "Anchor", "AnchorError", "Fisher", "Kronecker", "PathIntegral", "drift", "prox"]

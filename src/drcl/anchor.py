@@ -19,8 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-FORMAT = "drcl.anchor/1"
-_WEIGHT, _IMPORTANCE = "weight/", "importance/"
+from drcl.eigenbasis import TENSORS, Eigenbasis, bias_of
+
+# The second adds bases; an anchor without any is written as the first, which older versions read too.
+FORMATS = ("drcl.anchor/1", "drcl.anchor/2")
+_WEIGHT, _IMPORTANCE, _BASIS = "weight/", "importance/", "basis/"
 
 
 def plain_name(name: str) -> str:
@@ -48,17 +51,31 @@ def provenance(**facts: Any) -> dict[str, Any]:
     return {"drcl": drcl.__version__, "torch": torch.__version__, **facts}
 
 
+def _bases(tensors: dict[str, Tensor], facts: dict[str, dict[str, Any]]) -> dict[str, Eigenbasis]:
+    return {
+        name: Eigenbasis.restored(
+            {k: tensors[key] for k in TENSORS if (key := f"{_BASIS}{k}/{name}") in tensors}, about
+        )
+        for name, about in facts.items()
+    }
+
+
 class AnchorError(ValueError):
     """An anchor file that cannot be used, and why."""
 
 
 @dataclass
 class Anchor:
-    """Weights to stay near, and how much each of them matters (mean one over all protected weights)."""
+    """Weights to stay near, and how much each of them matters (mean one over all protected weights).
+
+    ``bases`` are the directions of layers that ``drcl.Kronecker`` protects, by the name of the layer's weight; the
+    importance of such a weight is what its directions make of it, and is not used itself.
+    """
 
     weights: dict[str, Tensor]
     importance: dict[str, Tensor]
     provenance: dict[str, Any] = field(default_factory=dict)
+    bases: dict[str, Eigenbasis] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.provenance, dict):
@@ -77,6 +94,14 @@ class Anchor:
                 raise AnchorError(f"{name!r} holds NaN or infinite values; make the anchor again from a sound model")
             if bool((importance < 0).any()):
                 raise AnchorError(f"{name!r} has negative importance; importance must be >= 0")
+        for name, basis in self.bases.items():
+            for needed in (name, bias_of(name)) if basis.bias else (name,):
+                if needed not in self.weights:
+                    raise AnchorError(f"the basis of {name!r} needs {needed!r}, which the anchor does not have")
+            try:
+                basis.check(self.weights[name])
+            except ValueError as reason:
+                raise AnchorError(f"{name!r}: {reason}; make the anchor again") from None
 
     def __repr__(self) -> str:
         count = sum(w.numel() for w in self.weights.values())
@@ -87,7 +112,12 @@ class Anchor:
         path = Path(path)
         tensors = {_WEIGHT + n: w.detach().cpu().contiguous() for n, w in self.weights.items()}
         tensors |= {_IMPORTANCE + n: i.detach().cpu().contiguous() for n, i in self.importance.items()}
-        about = {"format": FORMAT, "digest": digest(self.weights), "provenance": json.dumps(self.provenance)}
+        for name, basis in self.bases.items():
+            tensors |= {f"{_BASIS}{k}/{name}": t.detach().cpu().contiguous() for k, t in basis.tensors().items()}
+        about = {"format": FORMATS[bool(self.bases)], "digest": digest(self.weights)}
+        about |= {"provenance": json.dumps(self.provenance)}
+        if self.bases:
+            about["bases"] = json.dumps({name: basis.facts() for name, basis in self.bases.items()})
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
         os.close(handle)
         try:
@@ -106,10 +136,10 @@ class Anchor:
         try:
             with safe_open(path, framework="pt") as file:
                 about = file.metadata() or {}
-                if about.get("format") != FORMAT:
+                if about.get("format") not in FORMATS:
                     raise AnchorError(
                         f"{path}: a safetensors file, but not a drcl anchor (format {about.get('format')!r}, "
-                        f"expected {FORMAT!r}); anchors are written by Anchor.save"
+                        f"expected {' or '.join(map(repr, FORMATS))}); anchors are written by Anchor.save"
                     )
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except SafetensorError as reason:
@@ -121,8 +151,9 @@ class Anchor:
                 {k.removeprefix(_WEIGHT): t for k, t in tensors.items() if k.startswith(_WEIGHT)},
                 {k.removeprefix(_IMPORTANCE): t for k, t in tensors.items() if k.startswith(_IMPORTANCE)},
                 json.loads(about.get("provenance", "{}")),
+                _bases(tensors, json.loads(about.get("bases", "{}"))),
             )
-        except (AnchorError, json.JSONDecodeError) as reason:
+        except (ValueError, TypeError, AttributeError) as reason:
             raise AnchorError(f"{path}: {reason}") from reason
         if about.get("digest") != digest(anchor.weights):
             raise AnchorError(f"{path}: the shapes do not match the digest written with them; the file was altered")

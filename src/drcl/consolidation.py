@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from drcl import rotated
 from drcl.anchor import Anchor, AnchorError, own_names, provenance
+from drcl.eigenbasis import Eigenbasis, bias_of
 from drcl.importance import Importance
 from drcl.kernels import check_prox
+from drcl.kronecker import History, Kronecker
 from drcl.resume import importance_dtype, laid_out_like
 
 if TYPE_CHECKING:
@@ -45,12 +48,20 @@ def matching(optimizer: DRCL, model: nn.Module) -> dict[str, nn.Parameter]:
     return chosen
 
 
-def combined(
-    optimizer: DRCL, named: dict[str, nn.Parameter], new: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], float]:
-    """Earlier importance and the new one, divided by their mean over all protected weights; and that mean."""
+def kept(optimizer: DRCL) -> float:
+    """How much of the earlier tasks' importance stays when a new one's is added."""
     keep = {"sum": 1.0, "latest": 0.0}.get(str(optimizer.solver.memory))
-    scale = (float(optimizer.solver.memory) if keep is None else keep) * optimizer.importance_mean
+    return float(optimizer.solver.memory) if keep is None else keep
+
+
+def combined(
+    optimizer: DRCL, named: dict[str, nn.Parameter], new: dict[str, Tensor], added: Collection[str] = ()
+) -> tuple[dict[str, Tensor], float]:
+    """Earlier importance and the new one, divided by their mean over all protected weights; and that mean.
+
+    What earlier tasks left is already in the importance of the parameters in `added`.
+    """
+    scale = kept(optimizer) * optimizer.importance_mean
     total: dict[str, Tensor] = {}
     for name, p in named.items():
         if name not in new or new[name].shape != p.shape:
@@ -60,7 +71,7 @@ def combined(
         if not bool(torch.isfinite(fresh).all()) or bool((fresh < 0).any()):
             raise ValueError(f"the importance of {name!r} must be finite and >= 0; look at the estimator and the data")
         old = optimizer.state.get(p, {}).get("importance")
-        total[name] = fresh if old is None or not scale else fresh + old * scale
+        total[name] = fresh if old is None or not scale or name in added else fresh + old * scale
     mean = sum(float(t.double().sum()) for t in total.values()) / sum(t.numel() for t in total.values())
     if mean <= 0:
         warnings.warn(
@@ -70,6 +81,29 @@ def combined(
         )
         return total, mean
     return {name: t / mean for name, t in total.items()}, mean
+
+
+def history(optimizer: DRCL, named: dict[str, nn.Parameter]) -> History:
+    """What the earlier tasks left, for an estimator that has to know."""
+    where = {p: i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
+    state = {name: optimizer.state.get(p, {}) for name, p in named.items()}
+    return History(
+        bases={name: optimizer._layers[p].basis for name, p in named.items() if p in optimizer._layers},
+        importance={name: s["importance"] for name, s in state.items() if "importance" in s},
+        mean=optimizer.importance_mean,
+        keep=kept(optimizer),
+        groups={name: where[p] for name, p in named.items()},
+    )
+
+
+def layers(named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict[Tensor, rotated.Layer]:
+    """By weight, with the bias that each basis includes."""
+    found = {}
+    for name, basis in bases.items():
+        p = named[name]
+        bias = named[bias_of(name)] if basis.bias else None
+        found[p] = rotated.Layer(basis.cast(p, importance_dtype(p)), bias)
+    return found
 
 
 def start_task(optimizer: DRCL, named: dict[str, nn.Parameter]) -> None:
@@ -101,15 +135,24 @@ def consolidate(
     named = matching(optimizer, model)
     if batches is None and getattr(estimator, "needs_data", True):
         raise ValueError(f"{type(estimator).__name__} needs data: pass consolidate(model, batches)")
+    if isinstance(estimator, Kronecker):
+        rotated.check_prox(optimizer.solver.prox)
+    bases: dict[str, Eigenbasis] = {}
     made = estimator.describe()  # before it measures: one that watches training starts afresh after that
     with optimizer.deployed():
         with torch.enable_grad():
-            new = estimator.estimate(model, batches, named, forward)
-        total, mean = combined(optimizer, named, new)
+            if isinstance(estimator, Kronecker):
+                new, bases = estimator.measure(model, batches, named, forward, history(optimizer, named))
+            else:
+                new = estimator.estimate(model, batches, named, forward)
+        total, mean = combined(optimizer, named, new, {*bases, *(bias_of(n) for n, b in bases.items() if b.bias)})
     check_prox(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})
     optimizer.eval()
     for name, p in named.items():
         optimizer.state[p]["importance"] = total[name]
+    if mean > 0:
+        bases = {name: b.scaled(1 / mean) for name, b in bases.items()}
+    optimizer._layers = layers(named, bases)
     start_task(optimizer, named)
     optimizer._progress["importance_mean"] = mean
     optimizer._progress["tasks"] += 1
@@ -130,6 +173,11 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
     return Anchor(
         weights={name: state["anchor"].clone() for name, state in pairs},
         importance={name: state["importance"].clone() for name, state in pairs},
+        bases={
+            optimizer.name_of(p): optimizer._layers[p].basis.cast(p, importance_dtype(p))
+            for p, _ in held
+            if p in optimizer._layers
+        },
         provenance=provenance(
             tasks=optimizer.tasks,
             memory=optimizer.solver.memory,
@@ -158,7 +206,17 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
     held = {name: named[name] for name in anchor.weights}
     importance = {n: laid_out_like(p, anchor.importance[n], importance_dtype(p)) for n, p in held.items()}
     check_prox(optimizer.solver.prox, {n: (p.detach(), importance[n]) for n, p in held.items()})
+    if anchor.bases:
+        rotated.check_prox(optimizer.solver.prox)
+    where = history(optimizer, named).groups
+    for name, basis in anchor.bases.items():
+        if basis.bias and where[name] != where[bias_of(name)]:
+            raise ValueError(
+                f"the anchor holds {name!r} and {bias_of(name)!r} together, but they are in different groups here; "
+                "put them in one"
+            )
     optimizer.eval()
+    optimizer._layers = layers(held, anchor.bases)
     for _, state in optimizer.protected():
         for key in ("anchor", "importance", "z"):
             state.pop(key, None)

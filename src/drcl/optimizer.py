@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from drcl import consolidation, kernels, options, resume, stable
+from drcl import consolidation, kernels, options, resume, rotated, stable
 from drcl.anchor import Anchor, plain_name
 from drcl.importance import Fisher, Importance
 from drcl.kernels import Rule, Weight
@@ -123,6 +123,8 @@ class DRCL(torch.optim.Optimizer):
         #: How many iterations the last ``step`` took.
         self.iterations_used: int = 0
         self._names: dict[Tensor, str] = {}
+        #: Layers held along the directions of an eigenbasis (drcl.Kronecker), by their weight.
+        self._layers: dict[Tensor, rotated.Layer] = {}
         # Everything beside tensors that a resumed task needs; plain values only.
         self._progress: dict[str, Any] = {"mode": "train", "tasks": 0, "importance_mean": 0.0, "made": []}
         self._progress |= {"steps_in_proposal": 0, "gammas": []}
@@ -396,11 +398,17 @@ class DRCL(torch.optim.Optimizer):
     def _negotiate(self, group: dict[str, Any], weights: list[Weight], rule: Rule) -> None:
         if not weights:
             return
+        layers, weights = rotated.split(self._layers, weights)
         if group["stable"] is not None:
             rule = dataclasses.replace(rule, damping=max(rule.damping, stable.FLOOR))
+        for layer in layers:
+            rotated.propose(layer, rule, rotate=group["stable"] is not None or not math.isinf(rule.strength))
+        if group["stable"] is not None:
             protected = sum(p.numel() for p in group["params"] if self._held(group, p))
-            rule = dataclasses.replace(rule, strength=stable.choose(group, weights, rule, protected))
+            rule = dataclasses.replace(rule, strength=stable.choose(group, weights, rule, protected, layers))
         kernels.negotiate(weights, rule, self.solver.backend)
+        for layer in layers:
+            rotated.settle(layer, rule)
 
     def _check_gradients(self) -> None:
         """Everything a step can refuse, before it changes anything."""
@@ -441,7 +449,8 @@ class DRCL(torch.optim.Optimizer):
         Args:
             model: the model whose parameters this optimizer trains.
             batches: the task's data, an iterable of ``(inputs, targets)`` batches such as a DataLoader.
-            importance: how to estimate; ``drcl.Fisher(samples=1000)`` by default.
+            importance: how to estimate; ``drcl.Fisher(samples=1000)`` by default. ``drcl.Kronecker()`` protects the
+                directions that mattered instead of single weights; with it prox is "l1", "l2" or "elastic".
             forward: ``forward(model, batch) -> (outputs, targets)`` for dict batches and models with several heads.
 
         The model's train/eval mode, gradients, buffers and the global random state are left as they were. If anything
@@ -512,5 +521,5 @@ class DRCL(torch.optim.Optimizer):
         resume.fill(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("solver", "inner", "residual", "iterations_used", "_names", "_progress")
+        own = ("solver", "inner", "residual", "iterations_used", "_names", "_layers", "_progress")
         return {**super().__getstate__(), **{k: self.__dict__[k] for k in own}}

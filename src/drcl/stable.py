@@ -10,43 +10,69 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from drcl.kernels import Rule, Weight, proposal
+from drcl.rotated import Proposal
 
 SAMPLE = 5_000  # coordinates of a group that are watched: the share is off by 0.7 points (standard error) at most
 FLOOR = 1e-6  # added to a mean-one importance: weights the earlier tasks never used can be held too
 
 
-def choose(group: dict[str, Any], weights: list[Weight], rule: Rule, protected: int) -> float:
-    """The strength for this step. `protected` counts the group's protected weights, those without gradient too."""
-    active = sum(w.y.numel() for w in weights)
+def choose(
+    group: dict[str, Any], weights: list[Weight], rule: Rule, protected: int, layers: Sequence[Proposal] = ()
+) -> float:
+    """The strength for this step. `protected` counts the group's protected weights, those without gradient too.
+
+    Of `layers`, held in an eigenbasis, it is directions that are held; those left out there all at once or never.
+    """
+    bases = [layer.layer.basis for layer in layers]
+    always = sum(b.left_out for b in bases if b.rest is None)
+    active = sum(w.y.numel() for w in weights) + sum(b.directions + b.left_out for b in bases) - always
     if not active or not rule.gamma:  # nothing can move, and nothing can be learned about the strength
         return float(group["chosen_strength"] or 0.0)
     # Weights without a gradient do not move, so the others must make up the whole share of movers.
-    share = 1 - (1 - group["stable"]) * protected / active
-    ratios = _ratios(weights, rule, active)
+    share = 1 - ((1 - group["stable"]) * protected - always) / active
+    ratios = torch.cat([*_ratios(weights, rule, active), *_directions(layers, rule, active)])
     held = round(share * len(ratios))
     group["chosen_strength"] = float(ratios.kthvalue(min(held, len(ratios))).values) if held > 0 else 0.0
     return float(group["chosen_strength"])
 
 
-def _ratios(weights: list[Weight], rule: Rule, active: int) -> Tensor:
+def _picks(n: int, active: int) -> int:
+    return n if active <= SAMPLE else math.ceil(SAMPLE * n / active)
+
+
+def _ratios(weights: list[Weight], rule: Rule, active: int) -> list[Tensor]:
     """|r - a| / (gamma * F) at the sampled coordinates: the strength that would just hold each of them."""
     out = []
     mix = rule.mix or 1.0
     for w in weights:
         n = w.y.numel()
-        at = None if active <= SAMPLE else _sample(n, math.ceil(SAMPLE * n / active), w.y.device)
+        at = None if active <= SAMPLE else _sample(n, _picks(n, active), w.y.device)
         y, g, a, f = (_gather(t, at) for t in (w.y, w.g, w.anchor, w.importance))
         buffer = None if w.buffer is None else _gather(w.buffer, at)
         s = proposal(y, g, buffer, w.first, rule)
         r = y - 2 * s if rule.reflect else y - s
         out.append((r - a).abs() / ((f + rule.damping) * (rule.gamma * mix)))
-    return torch.cat(out)
+    return out
+
+
+def _directions(layers: Sequence[Proposal], rule: Rule, active: int) -> list[Tensor]:
+    """The same for the directions of layers, whose r - a is already at hand."""
+    out = []
+    for p in layers:
+        n, left_out = p.layer.basis.directions, p.layer.basis.left_out
+        ratios = p.ratios(rule)
+        out.append(ratios if active <= SAMPLE else ratios[_sample(n, _picks(n, active), ratios.device)])
+        whole = p.rest_ratio(rule) if left_out else None
+        if whole is not None:
+            out.append(torch.full((_picks(left_out, active),), whole, dtype=ratios.dtype, device=ratios.device))
+    return out
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,0 +1,259 @@
+"""Coordinates in which a layer's weights do not interact: the eigenbasis of Kronecker-factored importance.
+
+A layer's weight is a matrix W, its bias a last column. With A the second moment of the layer's inputs and G that of
+its output derivatives, U_A and U_G their eigenvectors, the directions are the products of a column of U_G and one of
+U_A, and D = U_G^T (w - a) U_A says how far the weights have gone along each. The basis is orthonormal, so a proximal
+map taken on D is the exact proximal map of the penalty on D. `drcl.kronecker` makes these; the optimizer uses them.
+
+Matrices here are `[groups, positions, outputs, inputs]`: a grouped convolution has one matrix a group, and one whose
+kernel positions are kept apart (``convolutions="channels"``) has one a position, all with the same basis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TENSORS = ("inputs", "outputs", "eigenvalues", "input_factor", "output_factor")
+
+
+@dataclass(frozen=True)
+class Eigenbasis:
+    """One layer's directions, the importance of each, and the factors the next task's are added to.
+
+    `inputs` and `outputs` hold directions as columns; None where a side is not rotated. With fewer columns than rows
+    only the directions that carry most importance are told apart. What lies across them is held as one, by the mean of
+    its importance `rest`, or not at all where that is None.
+    """
+
+    inputs: Tensor | None  # [groups, n, kept]
+    outputs: Tensor | None  # [groups, m, kept]
+    eigenvalues: Tensor  # [groups, positions, kept outputs, kept inputs]
+    input_factor: Tensor  # A, summed over tasks: [groups, n, n], or [groups, n] of a side that is not rotated
+    output_factor: Tensor  # G
+    bias: bool  # the last input is the constant one, so the bias is part of it
+    count: float = 1.0  # how many tasks the factors are the sum of, decayed as they are
+    rest: float | None = None
+
+    # -- shapes ----------------------------------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Whether every direction of the layer is kept."""
+        return all(u is None or u.shape[1] == u.shape[2] for u in (self.inputs, self.outputs))
+
+    @property
+    def directions(self) -> int:
+        """How many directions are kept."""
+        return self.eigenvalues.numel()
+
+    @property
+    def left_out(self) -> int:
+        """How many are not."""
+        groups, positions = self.eigenvalues.shape[:2]
+        return groups * positions * self.output_factor.shape[1] * self.input_factor.shape[1] - self.directions
+
+    @property
+    def floats(self) -> int:
+        """Numbers held in memory."""
+        return sum(t.numel() for t in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {name: getattr(self, name) for name in TENSORS}
+        return {name: t for name, t in found.items() if t is not None}
+
+    def cast(self, like: Tensor, dtype: torch.dtype) -> Eigenbasis:
+        """A copy of its own on another device or in another type."""
+        made = {n: t.detach().to(like.device, dtype, copy=True).contiguous() for n, t in self.tensors().items()}
+        return replace(self, **made)  # type: ignore[arg-type]
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """The weight as [groups, positions, outputs, inputs]."""
+        groups, positions = self.eigenvalues.shape[:2]
+        return as_matrix(weight, groups, positions)
+
+    def column(self, bias: Tensor) -> Tensor:
+        """The bias as [groups, 1, outputs]."""
+        return bias.reshape(self.eigenvalues.shape[0], 1, -1)
+
+    # -- the rotation ----------------------------------------------------------------------------------------------
+
+    def rotate(self, w: Tensor, b: Tensor | None) -> Tensor:
+        """U_G^T [w b] U_A: coordinates along the kept directions. `b` is None for a bias of zero."""
+        u, v = self._sides()
+        if u is None:
+            if self.bias:
+                last = w.new_zeros(w.shape[:-1]) if b is None else b.expand(w.shape[:-1])
+                w = torch.cat([w, last[..., None]], -1)
+            return w if v is None else v.mT @ w
+        if v is not None and self._outputs_first():
+            w, b = v.mT @ w, None if b is None else (v.mT @ b[..., None])[..., 0]
+            return self._along_inputs(w, b, u)
+        d = self._along_inputs(w, b, u)
+        return d if v is None else v.mT @ d
+
+    def rotate_back(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        """U_G d U_A^T as a weight matrix and a bias (empty where there is none)."""
+        u, v = self._sides()
+        n = self.input_factor.shape[1] - int(self.bias)
+        if u is None or v is None or self._outputs_first(back=True):
+            d = d if v is None else v @ d
+            if u is None:
+                return d[..., :n], d[..., n:]
+            return d @ u[..., :n, :].mT, d @ u[..., n:, :].mT
+        return v @ (d @ u[..., :n, :].mT), v @ (d @ u[..., n:, :].mT)
+
+    def _along_inputs(self, w: Tensor, b: Tensor | None, u: Tensor) -> Tensor:
+        if not self.bias:
+            return w @ u
+        d = w @ u[..., :-1, :]
+        return d if b is None else d.addcmul_(b[..., None], u[..., -1:, :])
+
+    def _sides(self) -> tuple[Tensor | None, Tensor | None]:
+        u, v = self.inputs, self.outputs
+        return (None if u is None else u[:, None]), (None if v is None else v[:, None])
+
+    def _outputs_first(self, back: bool = False) -> bool:
+        """Which of the two products first costs less."""
+        assert self.inputs is not None
+        assert self.outputs is not None
+        (n, k), (m, j) = self.inputs.shape[1:], self.outputs.shape[1:]
+        first, second = j * n * (m + k), m * k * (n + j)
+        return second < first if back else first < second
+
+    # -- what it says in other coordinates -------------------------------------------------------------------------
+
+    def diagonal(self) -> tuple[Tensor, Tensor | None]:
+        """The importance of each weight: the diagonal of U diag(eigenvalues) U^T, of the same sum (matrix, bias)."""
+        u, v = self._sides()
+        values, rest = self._above_rest()
+        whole = values if v is None else v.square() @ values
+        whole = whole if u is None else whole @ u.square().mT
+        whole = (whole + rest).clamp_(min=0)
+        return (whole[..., :-1], whole[..., -1]) if self.bias else (whole, None)
+
+    def seen_in(self, other: Eigenbasis) -> Tensor:
+        """The diagonal of this importance in the directions of `other`."""
+        left = _overlap(other.outputs, self.outputs)
+        right = _overlap(other.inputs, self.inputs)
+        values, rest = self._above_rest()
+        d = values if left is None else left[:, None] @ values
+        d = d if right is None else d @ right[:, None].mT
+        return (d + rest).clamp_(min=0)
+
+    @property
+    def total(self) -> float:
+        """The trace: the importance of all directions together."""
+        return float(self.eigenvalues.double().sum()) + (self.rest or 0.0) * self.left_out
+
+    def _above_rest(self) -> tuple[Tensor, float]:
+        """The importance as that of the rest everywhere, and what the kept directions have beyond it."""
+        rest = self.rest or 0.0
+        return (self.eigenvalues - rest if rest else self.eigenvalues), rest
+
+    def scaled(self, factor: float) -> Eigenbasis:
+        """With another unit of importance; the factors keep theirs."""
+        rest = None if self.rest is None else self.rest * factor
+        return replace(self, eigenvalues=self.eigenvalues * factor, rest=rest)
+
+    def see(self, w: Tensor, b: Tensor | None) -> Tensor:
+        """The diagonal, in these directions, of an importance that is diagonal in the weights."""
+        u, v = self._sides()
+        whole = torch.cat([w, (w.new_zeros(w.shape[:-1]) if b is None else b)[..., None]], -1) if self.bias else w
+        whole = whole if v is None else v.square().mT @ whole
+        return whole if u is None else whole @ u.square()
+
+    # -- being stored ----------------------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        return {"bias": self.bias, "count": float(self.count), "rest": self.rest}
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Eigenbasis:
+        """From `tensors()` and `facts()`; ValueError where they do not belong together."""
+        needed = {"eigenvalues", "input_factor", "output_factor"}
+        if not needed <= set(tensors) <= set(TENSORS) or not {f.name for f in fields(cls)} - set(TENSORS) <= set(facts):
+            raise ValueError("a Kronecker basis is incomplete")
+        made = {name: tensors.get(name) for name in TENSORS}
+        rest = None if facts["rest"] is None else float(facts["rest"])
+        return cls(**made, bias=bool(facts["bias"]), count=float(facts["count"]), rest=rest)  # type: ignore[arg-type]
+
+    def check(self, weight: torch.Size | Tensor) -> None:
+        """ValueError unless the tensors are finite and fit a weight of this shape."""
+        shape = tuple(weight.shape if isinstance(weight, Tensor) else weight)
+        if self.eigenvalues.ndim != 4 or len(shape) < 2:
+            raise ValueError(f"a Kronecker basis does not fit a weight of shape {shape}")
+        groups, positions, kept_out, kept_in = self.eigenvalues.shape
+        outputs = shape[0] // max(groups, 1)
+        size = 1
+        for n in shape[1:]:
+            size *= n
+        n = size // max(positions, 1) + int(self.bias)
+        expected = {
+            "inputs": (groups, n, kept_in),
+            "outputs": (groups, outputs, kept_out),
+            "eigenvalues": (groups, positions, kept_out, kept_in),
+            "input_factor": (groups, n, n) if self.inputs is not None else (groups, n),
+            "output_factor": (groups, outputs, outputs) if self.outputs is not None else (groups, outputs),
+        }
+        fits = groups and positions and not shape[0] % groups and not size % positions
+        fits = fits and (self.inputs is not None or kept_in == n) and (self.outputs is not None or kept_out == outputs)
+        for name, t in self.tensors().items():
+            if not fits or tuple(t.shape) != expected[name]:
+                raise ValueError(f"the {name} of a Kronecker basis have shape {tuple(t.shape)}, which does not fit")
+            if not bool(torch.isfinite(t).all()):
+                raise ValueError(f"the {name} of a Kronecker basis hold NaN or infinite values")
+        if bool((self.eigenvalues < 0).any()) or not 0 <= (self.rest or 0.0) < float("inf"):
+            raise ValueError("the eigenvalues of a Kronecker basis must be >= 0")
+
+
+def bias_of(name: str) -> str:
+    """The name of the bias beside the weight of this name."""
+    return name.removesuffix("weight") + "bias"
+
+
+def as_matrix(weight: Tensor, groups: int, positions: int) -> Tensor:
+    """[groups, positions, outputs, inputs]; with one position the inputs are whole patches."""
+    outputs = weight.shape[0] // groups
+    if positions == 1:
+        return weight.reshape(groups, 1, outputs, -1)
+    return weight.reshape(groups, outputs, -1, positions).permute(0, 3, 1, 2)
+
+
+def as_weight(matrix: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `as_matrix`."""
+    if matrix.shape[1] == 1:
+        return matrix.reshape(like.shape)
+    return matrix.permute(0, 2, 3, 1).reshape(like.shape)
+
+
+def _overlap(new: Tensor | None, old: Tensor | None) -> Tensor | None:
+    """Squared cosines between new and old directions; None where they are the same."""
+    if new is None:
+        return None if old is None else old.square()
+    return new.mT.square() if old is None else (new.mT @ old).square()
+
+
+def eigenvectors(factor: Tensor, energy: float, rank: int | None) -> Tensor:
+    """Orthonormal columns [groups, n, kept], largest eigenvalue first, enough to carry this share of the trace."""
+    n = factor.shape[-1]
+    # Twice the digits cost twice the time: worth it except where that is seconds.
+    wide = factor.double() if n <= 1200 else factor
+    scale = wide.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=torch.finfo(wide.dtype).tiny)
+    wide = wide / scale[:, None, None]
+    wide = wide.cpu() if wide.device.type == "mps" else wide
+    try:
+        values, vectors = torch.linalg.eigh(wide)
+    except torch.linalg.LinAlgError:
+        values, vectors = torch.linalg.eigh(wide.double() + 1e-10 * torch.eye(n, dtype=torch.float64).to(wide.device))
+    values, vectors = values.flip(-1).clamp(min=0), vectors.flip(-1)
+    kept = n
+    if energy < 1:
+        share = values.double().cumsum(-1) / values.double().sum(-1, keepdim=True).clamp(min=1e-300)
+        kept = int((share < energy).sum(-1).max()) + 1  # the hungriest group decides for all
+    kept = min(kept, n, rank or n)
+    return vectors[..., :kept].to(factor.device, factor.dtype).contiguous()

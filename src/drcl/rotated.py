@@ -1,0 +1,172 @@
+"""The splitting step of layers that are held along the directions of an eigenbasis instead of weight by weight.
+
+With s what plain SGD would subtract, the step is the one of `drcl.kernels`, except that the proximal map is taken on
+D = U_G^T (r - a) U_A. Where only some directions are kept, the rest of r - a is one vector with one penalty, whose
+prox is a factor c (1 where the rest is free): z = a + c (r - a) + U_G (prox(D) - c D) U_A^T.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from drcl.eigenbasis import Eigenbasis, as_weight
+from drcl.kernels import Rule, Weight, proposal
+from drcl.prox import Prox
+
+if TYPE_CHECKING:
+    from drcl.optimizer import DRCL
+
+
+@dataclass
+class Layer:
+    """An eigenbasis and the bias that is part of it, if one is."""
+
+    basis: Eigenbasis
+    bias: Tensor | None
+
+
+def check_prox(prox: Prox) -> None:
+    if Rule(1.0, 1.0, 1.0, prox).mix is None:
+        raise ValueError(
+            f"prox={prox!r} speaks of single weights, which drcl.Kronecker has turned into directions; use prox='l1', "
+            "'l2' or 'elastic' with it, or importance=drcl.Fisher()"
+        )
+
+
+@dataclass
+class Proposal:
+    """One layer between its proposal and its settlement."""
+
+    layer: Layer
+    weight: Weight
+    bias: Weight | None
+    steps: list[tuple[Weight, Tensor, Tensor]] = field(default_factory=list)  # (which, s, r)
+    d: Tensor | None = None
+
+    def across(self) -> float:
+        """|r - a| outside of the kept directions."""
+        assert self.d is not None
+        whole = sum(float((r - w.anchor).double().square().sum()) for w, _, r in self.steps)
+        return math.sqrt(max(whole - float(self.d.double().square().sum()), 0.0))
+
+    def rest_factor(self, rule: Rule) -> float:
+        """What the prox leaves of the rest; a soft threshold that is spread over its directions, and a shrinkage."""
+        rest = self.layer.basis.rest
+        if rest is None or rule.mix is None:
+            return 1.0
+        t, size = rule.gamma * rule.strength * (rest + rule.damping), self.across()
+        bound = t * rule.mix * math.sqrt(self.layer.basis.left_out)
+        return 0.0 if size <= bound else (1 - bound / size) / (1 + t * (1 - rule.mix))
+
+    def rest_ratio(self, rule: Rule) -> float | None:
+        """The strength that would just hold the rest; None where none does."""
+        rest = self.layer.basis.rest
+        if rest is None:
+            return None
+        unit = rule.gamma * (rest + rule.damping) * (rule.mix or 1.0)
+        return self.across() / (unit * math.sqrt(self.layer.basis.left_out))
+
+    def ratios(self, rule: Rule) -> Tensor:
+        """The strength that would just hold each direction."""
+        assert self.d is not None
+        f = self.layer.basis.eigenvalues
+        return (self.d.abs() / ((f + rule.damping) * (rule.gamma * (rule.mix or 1.0)))).flatten()
+
+
+def split(layers: Mapping[Tensor, Layer], weights: Sequence[Weight]) -> tuple[list[Proposal], list[Weight]]:
+    """The layers among these weights, and the weights that stand alone."""
+    if not layers:
+        return [], list(weights)
+    by_parameter = {w.y: w for w in weights}
+    found, taken = [], set()
+    for w in weights:
+        layer = layers.get(w.y)
+        if layer is not None:
+            # A bias without a gradient stays where it is; one whose weight has none is held by itself.
+            bias = None if layer.bias is None else by_parameter.get(layer.bias)
+            found.append(Proposal(layer, w, bias))
+            taken |= {w.y} if bias is None else {w.y, bias.y}
+    return found, [w for w in weights if w.y not in taken]
+
+
+def propose(p: Proposal, rule: Rule, rotate: bool) -> None:
+    """s and r of the layer, its momentum advanced; and r - a along the directions."""
+    for w in (p.weight, p.bias):
+        if w is None:
+            continue
+        wide = p.layer.basis.eigenvalues.dtype
+        buffer = None if w.buffer is None else w.buffer.to(wide)
+        y = w.y.to(wide)
+        s = proposal(y, w.g.to(wide), buffer, w.first, rule)
+        if w.buffer is not None and buffer is not None and buffer is not w.buffer:
+            w.buffer.copy_(buffer)
+        p.steps.append((w, s, torch.sub(y, s, alpha=2 if rule.reflect else 1)))
+    if rotate:
+        basis = p.layer.basis
+        moved = [r - w.anchor for w, _, r in p.steps]
+        p.d = basis.rotate(basis.matrix(moved[0]), basis.column(moved[1]) if len(moved) > 1 else None)
+
+
+def settle(p: Proposal, rule: Rule) -> None:
+    """z by the prox along the directions, y' = z + s."""
+    basis, change, c = p.layer.basis, None, 0.0
+    if not math.isinf(rule.strength):
+        assert p.d is not None
+        kept = rule.prox(p.d, torch.zeros_like(p.d), rule.threshold(basis.eigenvalues))
+        c = 0.0 if basis.complete else p.rest_factor(rule)
+        change = kept.sub_(p.d, alpha=c) if c else kept
+        if not c and not bool(change.any()):
+            change = None  # every direction is held: nothing to rotate back
+    parts = None if change is None else basis.rotate_back(change)
+    for k, (w, s, r) in enumerate(p.steps):
+        if parts is None:
+            z = w.anchor.to(r.dtype)
+        else:
+            anchor = w.anchor.to(r.dtype)
+            start = anchor if c == 0 else r if c == 1 else torch.lerp(anchor, r, c)
+            z = start + (as_weight(parts[0], w.y) if k == 0 else parts[1].reshape(w.y.shape))
+        if w.z is not None:
+            w.z.copy_(z)
+        w.y.copy_(z + s if rule.reflect else z)
+
+
+# -- being stored ----------------------------------------------------------------------------------------------------
+
+
+def saved(optimizer: DRCL) -> list[dict[str, Any]]:
+    """The layers as tensors and plain values, by the position of their parameters."""
+    order = {p: i for i, p in enumerate(q for g in optimizer.param_groups for q in g["params"])}
+    return [
+        {
+            "weight": order[p],
+            "bias_at": None if layer.bias is None else order[layer.bias],
+            **layer.basis.facts(),
+            **{name: t.clone() for name, t in layer.basis.tensors().items()},
+        }
+        for p, layer in optimizer._layers.items()
+    ]
+
+
+def loaded(optimizer: DRCL, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Tensor, Layer]]:
+    """Copies of `saved` layers, checked against this optimizer's parameters."""
+    from drcl.resume import importance_dtype
+
+    order = [p for g in optimizer.param_groups for p in g["params"]]
+    for entry in entries:
+        weight = order[entry["weight"]]
+        bias = None if entry["bias_at"] is None else order[entry["bias_at"]]
+        tensors = {name: t for name, t in entry.items() if isinstance(t, Tensor)}
+        basis = Eigenbasis.restored(tensors, entry)
+        try:
+            basis.check(weight)
+        except ValueError as reason:
+            raise ValueError(
+                f"parameter {optimizer.name_of(weight)!r}: {reason}; load it into an optimizer over the same model"
+            ) from None
+        yield weight, Layer(basis.cast(weight, importance_dtype(weight)), bias)
