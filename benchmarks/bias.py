@@ -3,8 +3,8 @@
     python benchmarks/bias.py
 
 Part 1: least squares plus an importance-weighted L1 penalty about an anchor, 40 weights, float64. The minimiser comes
-from a long run of proximal gradient descent in plain numpy, independent of the package. Part 2: one weight pulled to its
-anchor by the EWC penalty, in the loss (as EWC does) and as a proximal step.
+from a long run of proximal gradient descent in plain numpy, independent of the package. Part 2: one weight pulled to
+its anchor by the EWC penalty, in the loss (as EWC does) and as a proximal step.
 """
 
 from __future__ import annotations

@@ -113,9 +113,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument(
-        "--peers", action="store_true", help="time vmap, the loop and BackPACK (if there) too"
-    )
+    parser.add_argument("--peers", action="store_true", help="time vmap, the loop and BackPACK (if there) too")
     options = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {options.samples} samples")

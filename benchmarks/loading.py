@@ -66,9 +66,7 @@ def seconds(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> float:
 
 def compare(name: str, examples: Examples, rounds: int) -> float:
     count = len(examples)
-    loader = DataLoader(
-        PerImage(examples), batch_size=BATCH, shuffle=True, num_workers=2, persistent_workers=True
-    )
+    loader = DataLoader(PerImage(examples), batch_size=BATCH, shuffle=True, num_workers=2, persistent_workers=True)
     seconds(loader, count)  # starts the workers
     seconds(examples.batches(BATCH), count)
     ours, theirs = [], []

@@ -91,9 +91,7 @@ def test_sampled_fisher_is_unbiased():
     """The mean over 400 seeds comes within 5 standard errors of the exact Fisher."""
     model, (x, y) = softmax_regression(), labelled(10)
     exact = Fisher(labels="exact").estimate(model, [(x, y)], named(model))["0.weight"]
-    draws = torch.stack(
-        [Fisher(seed=s).estimate(model, [(x, y)], named(model))["0.weight"] for s in range(400)]
-    )
+    draws = torch.stack([Fisher(seed=s).estimate(model, [(x, y)], named(model))["0.weight"] for s in range(400)])
     error = (draws.mean(0) - exact).abs() / (draws.std(0) / 20)
     assert error.max() < 5
 
@@ -592,8 +590,7 @@ def test_path_integral_follows_the_real_motion_of_any_optimizer(name, closure):
         for o, (w, g), p in zip(omega, before, twin.parameters()):
             o -= g * (p.detach() - w)
     expected = {
-        n: (o / ((p.detach() - s) ** 2 + 0.1)).clamp(min=0)
-        for (n, p), o, s in zip(named(twin).items(), omega, start)
+        n: (o / ((p.detach() - s) ** 2 + 0.1)).clamp(min=0) for (n, p), o, s in zip(named(twin).items(), omega, start)
     }
     assert_same(importance.estimate(model, None, named(model)), expected)
 
@@ -657,9 +654,7 @@ def test_a_new_path_begins_after_the_estimate():
     other = PathIntegral().watch(fresh)
     train(model, optimizer, 5, seed=1)
     train(fresh_model, fresh, 5, seed=1)
-    assert_same(
-        importance.estimate(model, None, named(model)), other.estimate(fresh_model, None, named(fresh_model))
-    )
+    assert_same(importance.estimate(model, None, named(model)), other.estimate(fresh_model, None, named(fresh_model)))
 
 
 def test_path_integral_is_zero_where_motion_did_not_lower_the_loss():

@@ -346,9 +346,7 @@ def test_parametrised_and_subclassed_layers():
             return 2 * super().forward(x) * self.bias
 
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), Doubled(5, 3)
-    ).double()
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), Doubled(5, 3)).double()
     check(model, doubles(5, 4))
 
 

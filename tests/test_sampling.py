@@ -134,9 +134,7 @@ def test_batch_samplers_iterable_sets_and_custom_loaders_are_streamed():
 
 def test_the_loaders_own_generator_is_left_alone():
     for dataset in (Counting(30), [torch.tensor(i) for i in range(30)]):
-        loader = data.DataLoader(
-            dataset, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1)
-        )
+        loader = data.DataLoader(dataset, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
         before = loader.generator.get_state()
         list(draw(loader, 5))
         assert torch.equal(loader.generator.get_state(), before)

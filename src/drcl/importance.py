@@ -119,9 +119,7 @@ class Fisher(_FromSamples):
     def __post_init__(self) -> None:
         self._check()
         if self.labels not in get_args(Labels):
-            raise ValueError(
-                f"Fisher(labels={self.labels!r}): labels must be one of {', '.join(get_args(Labels))}"
-            )
+            raise ValueError(f"Fisher(labels={self.labels!r}): labels must be one of {', '.join(get_args(Labels))}")
         if self.loss is not None and self.labels != "empirical":
             raise ValueError(
                 f"Fisher(labels={self.labels!r}, loss=...): these labels come from a softmax over classes, "
@@ -164,9 +162,7 @@ class MAS(_FromSamples):
     def _directions(self, output: Any, target: Any, length: int, rng: np.random.Generator) -> Cotangents:
         leaves = tensors(output)
         if not leaves:
-            raise TypeError(
-                f"MAS needs a model that returns tensors, got {type(output).__name__}; pass forward="
-            )
+            raise TypeError(f"MAS needs a model that returns tensors, got {type(output).__name__}; pass forward=")
         for leaf in leaves:
             if leaf.ndim == 0 or len(leaf) != length:
                 raise ValueError(
@@ -221,6 +217,4 @@ def _check_parameters(model: nn.Module, parameters: dict[str, nn.Parameter]) -> 
     own = {id(p) for p in model.parameters()}
     for name, p in parameters.items():
         if id(p) not in own:
-            raise ValueError(
-                f"parameter {name!r} does not belong to the model; pass the model it was taken from"
-            )
+            raise ValueError(f"parameter {name!r} does not belong to the model; pass the model it was taken from")

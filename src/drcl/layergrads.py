@@ -74,9 +74,7 @@ class _Linear(Rule):
             found["bias"] = d.sum(1)
         return found
 
-    def add_moments(
-        self, module: nn.Linear, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int
-    ) -> None:
+    def add_moments(self, module: nn.Linear, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
         if d.shape[1:-1].numel() > 1:
             super().add_moments(module, x, d, totals, power)
             return
@@ -145,9 +143,7 @@ class _Embedding(Rule):
         dense[keys] = rows
         return {"weight": dense.view(len(d), module.num_embeddings, module.embedding_dim)}
 
-    def add_moments(
-        self, module: nn.Embedding, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int
-    ) -> None:
+    def add_moments(self, module: nn.Embedding, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
         keys, rows = self._rows(module, x, d)
         totals["weight"].index_add_(0, keys % module.num_embeddings, _power(rows, power))
 

@@ -96,8 +96,7 @@ class _Plan:
         probe, truth, shapes = self._definition(pair)
         self.activations = sum(shape.numel() for shape in shapes.values())
         self.totals = {
-            name: torch.zeros_like(p, dtype=accumulator(p), requires_grad=False)
-            for name, p in parameters.items()
+            name: torch.zeros_like(p, dtype=accumulator(p), requires_grad=False) for name, p in parameters.items()
         }
         self._try_onepass(pair, probe, truth, shapes)
         covered = {*self.onepass.names, *self.looped}

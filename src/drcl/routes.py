@@ -90,9 +90,7 @@ def vectorised(
     free = {own: p.detach() for own, p in bound.named_parameters() if id(p) in ours}
     names = {own: ours[id(p)] for own, p in bound.named_parameters() if id(p) in ours}
 
-    def scalar(
-        weights: dict[str, torch.Tensor], sample: list[torch.Tensor], v: list[torch.Tensor]
-    ) -> torch.Tensor:
+    def scalar(weights: dict[str, torch.Tensor], sample: list[torch.Tensor], v: list[torch.Tensor]) -> torch.Tensor:
         rows = iter(sample)
         single = map_tensors(lambda t: next(rows).unsqueeze(0) if t.ndim else t, batch)
         outputs = functional_call(bound, weights, (single,))

@@ -137,9 +137,7 @@ class Browser:
             ready, _, _ = select.select([self._in], [], [], max(0.0, end - time.monotonic()))
             chunk = os.read(self._in, 1 << 20) if ready else b""
             if not chunk:
-                raise TimeoutError(
-                    f"the browser did not answer in {self.patience:g} s (waiting for {wanted})"
-                )
+                raise TimeoutError(f"the browser did not answer in {self.patience:g} s (waiting for {wanted})")
             self._rest += chunk
         message, _, self._rest = self._rest.partition(b"\0")
         return json.loads(message)

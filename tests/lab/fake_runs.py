@@ -125,9 +125,7 @@ def write_run(
 def _write_drift(path: Path, told: dict, done: int, rng: np.random.Generator) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(
-            ["task", "layer", "weights", "unmoved", "mean_change", "largest_change", "relative_change"]
-        )
+        out.writerow(["task", "layer", "weights", "unmoved", "mean_change", "largest_change", "relative_change"])
         for task in range(done):
             for depth, (layer, weights) in enumerate(LAYERS.items()):
                 share = 0.0
@@ -148,9 +146,7 @@ def _write_curve(path: Path, done: int, rng: np.random.Generator) -> None:
                 out.writerow([task, epoch, 184 * (epoch + 1), repr(float(2.3 * 0.4**epoch)), accuracy])
 
 
-def write_runs(
-    root: Path, methods: tuple[str, ...] = ("sgd", "ewc", "drcl"), seeds: int = 2, tasks: int = 8
-) -> Path:
+def write_runs(root: Path, methods: tuple[str, ...] = ("sgd", "ewc", "drcl"), seeds: int = 2, tasks: int = 8) -> Path:
     """Three methods on two seeds and eight tasks, unless told otherwise."""
     for method in methods:
         for seed in range(seeds):

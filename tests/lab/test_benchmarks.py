@@ -80,9 +80,7 @@ def test_streams_and_networks_are_as_promised(name):
         if one.online:
             assert len(task.train) == one.steps * one.batch
     if name == "emnist-20":
-        counts = [
-            np.bincount(part.labels).tolist() for part in (stream[3].train, stream[3].valid, stream[3].test)
-        ]
+        counts = [np.bincount(part.labels).tolist() for part in (stream[3].train, stream[3].valid, stream[3].test)]
         assert counts == [[50] * 62, [5] * 62, [10] * 62]
     size = one.pixels.get("size", shape[1]) + 2 * one.pixels.get("pad", 0)
     assert stream.shape == (one.pixels.get("channels", shape[0]), size, size)

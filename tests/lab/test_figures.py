@@ -116,10 +116,7 @@ def test_bars_add_up_to_the_time(tmp_path):
     runs = rundir.find([tmp_path])
     widths = [bar.get_width() for bar in time_parts.draw(runs).axes[0].patches]
     assert widths == pytest.approx([19.0, 1.0, 1.3])  # 95 % and 5 % of 20 s, and the evaluation
-    assert (
-        time_parts.describe(runs)
-        == "Bar chart of seconds: sgd training 19.0, consolidation 1.0, evaluation 1.3."
-    )
+    assert time_parts.describe(runs) == "Bar chart of seconds: sgd training 19.0, consolidation 1.0, evaluation 1.3."
 
 
 def test_words_for_each_figure(runs):

@@ -191,9 +191,7 @@ def test_groups_part_trunk_from_heads():
     network = networks.build({"kind": "mlp", "hidden": [16]}, stream())
     groups = network.groups()
     assert set(groups["trunk"]) == {"trunk.fc1.weight", "trunk.fc1.bias"}
-    assert set(groups["heads"]) == {
-        f"heads.layers.{t}.{kind}" for t in range(3) for kind in ("weight", "bias")
-    }
+    assert set(groups["heads"]) == {f"heads.layers.{t}.{kind}" for t in range(3) for kind in ("weight", "bias")}
     assert {**groups["trunk"], **groups["heads"]} == dict(network.named_parameters())
     assert set(network.head_parameters(2)) == {"heads.layers.2.weight", "heads.layers.2.bias"}
 

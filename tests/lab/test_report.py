@@ -130,9 +130,7 @@ def test_settings_are_said_once_where_methods_agree(written):
 def test_names_are_text_and_never_markup(tmp_path):
     evil = "<script>alert(1)</script>\"'&"
     write_run(tmp_path, evil, 0, R=final(0.5, 0.9), name="a", benchmark="<img src=x onerror=alert(2)>")
-    path = write_run(
-        tmp_path, "sgd", 0, R=final(0.5, 0.9), name="<b>b", benchmark="<img src=x onerror=alert(2)>"
-    )
+    path = write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9), name="<b>b", benchmark="<img src=x onerror=alert(2)>")
     environment = {"machine": "<script>alert(3)</script>"}
     (path / "environment.json").write_text(json.dumps(environment))
     html = page(rundir.find([tmp_path]), title="<script>alert(4)</script>", command="<u>c</u>")
@@ -208,9 +206,7 @@ def test_the_same_runs_make_the_same_page(tmp_path):
 def sentence(tmp_path, **accuracies):
     for method, seeds in accuracies.items():
         for seed, value in enumerate(seeds):
-            write_run(
-                tmp_path, method, seed, R=final(value, value), seconds=15.0 if method == "drcl" else 10.0
-            )
+            write_run(tmp_path, method, seed, R=final(value, value), seconds=15.0 if method == "drcl" else 10.0)
     return findings.finding(rows(rundir.find([tmp_path])))
 
 
@@ -231,9 +227,7 @@ def test_finding_does_not_claim_what_the_spread_forbids(tmp_path):
 
 def test_finding_sees_no_lead_where_there_is_none(tmp_path):
     text = sentence(tmp_path, sgd=[0.7001, 0.7], ewc=[0.7, 0.7])
-    assert text.startswith(
-        "After 2 tasks, sgd holds 70.0\N{NO-BREAK SPACE}% average accuracy, level with ewc"
-    )
+    assert text.startswith("After 2 tasks, sgd holds 70.0\N{NO-BREAK SPACE}% average accuracy, level with ewc")
 
 
 def test_finding_says_when_there_is_one_seed(tmp_path):

@@ -150,9 +150,7 @@ def test_a_result_that_its_matrix_contradicts(tmp_path):
     result["average_accuracy"] = 0.99
     (path / "result.json").write_text(json.dumps(result))
     run = Run.read(path)
-    assert run.problems == (
-        "result.json says average_accuracy is 0.99 but accuracy.csv gives 0.75; the latter counts",
-    )
+    assert run.problems == ("result.json says average_accuracy is 0.99 but accuracy.csv gives 0.75; the latter counts",)
     assert run.value("average_accuracy") == pytest.approx(0.75)
 
 
@@ -179,9 +177,7 @@ def test_find_looks_below_and_takes_each_run_once(tmp_path):
     hidden = root / ".trash"
     hidden.mkdir()
     (hidden / "config.toml").write_text("")
-    runs = rundir.find(
-        [root, root / "digits-permuted-drcl-1", root / "digits-permuted-ewc-0" / "config.toml"]
-    )
+    runs = rundir.find([root, root / "digits-permuted-drcl-1", root / "digits-permuted-ewc-0" / "config.toml"])
     assert [(run.method, run.seed) for run in runs] == [
         ("drcl", 0),
         ("drcl", 1),

@@ -283,9 +283,7 @@ def test_online_inputs_keep_the_labels():
 def test_rotation_by_quarter_turns_is_exact():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8)
-    data = DataSet(
-        "random", Split(images, np.zeros(6, np.int64)), Split(images, np.zeros(6, np.int64)), ("one",)
-    )
+    data = DataSet("random", Split(images, np.zeros(6, np.int64)), Split(images, np.zeros(6, np.int64)), ("one",))
     stream = streams.rotated_inputs(data, seed=0, tasks=4, span=360.0)
     for quarter, task in enumerate(stream):
         assert np.array_equal(task.test.images, np.rot90(images, quarter, axes=(2, 3)))
@@ -296,9 +294,7 @@ def test_rotation_agrees_with_scipy_inside_the_image():
 
     ramp = np.add.outer(np.arange(28) * 3, np.arange(28) * 4).astype(np.uint8)  # at most 189
     images = ramp[None, None]
-    data = DataSet(
-        "ramp", Split(images, np.zeros(1, np.int64)), Split(images, np.zeros(1, np.int64)), ("one",)
-    )
+    data = DataSet("ramp", Split(images, np.zeros(1, np.int64)), Split(images, np.zeros(1, np.int64)), ("one",))
     task = streams.rotated_inputs(data, seed=0, tasks=10)[1]  # 18 degrees
     expected = ndimage.rotate(ramp.astype(float), 18, reshape=False, order=1)
     inner = slice(6, 22)

@@ -37,13 +37,9 @@ class Examples:
 
     def __post_init__(self) -> None:
         if self.source.ndim != 4 or self.source.dtype != np.uint8:
-            raise ValueError(
-                f"images are {self.source.dtype} of shape {self.source.shape}: give uint8 [N, C, H, W]"
-            )
+            raise ValueError(f"images are {self.source.dtype} of shape {self.source.shape}: give uint8 [N, C, H, W]")
         if len(self.rows) != len(self.labels):
-            raise ValueError(
-                f"{len(self.rows)} images but {len(self.labels)} labels: give one label an image"
-            )
+            raise ValueError(f"{len(self.rows)} images but {len(self.labels)} labels: give one label an image")
 
     def __len__(self) -> int:
         return len(self.rows)

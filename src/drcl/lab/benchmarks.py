@@ -99,9 +99,7 @@ class Benchmark:
         ones a full run has). `data` replaces the named data set by one already at hand.
         """
         if tasks is not None and not 1 <= tasks <= self.tasks:
-            raise ValueError(
-                f"tasks={tasks}: {self.name} has {self.tasks}; for more, give tasks to benchmarks.get"
-            )
+            raise ValueError(f"tasks={tasks}: {self.name} has {self.tasks}; for more, give tasks to benchmarks.get")
         given: dict[str, Any] = dict(self.arguments)
         if self.builder == "chain":
             # The chain brings every set to one shape, so these two are its own arguments.
@@ -116,9 +114,7 @@ class Benchmark:
                 given["test_per_class"] = min(limit_per_class, given["test_per_class"])
         build: Any = BUILDERS[self.builder]
         source = self.load(data_root) if data is None else data
-        made: Stream = build(
-            source, seed=seed, scenario=self.scenario, valid=self.valid, view=self.view(), **given
-        )
+        made: Stream = build(source, seed=seed, scenario=self.scenario, valid=self.valid, view=self.view(), **given)
         return made if tasks is None else made[:tasks]
 
     def load(self, data_root: str | Path | None = None) -> DataSet | list[DataSet]:

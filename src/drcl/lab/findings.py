@@ -12,9 +12,7 @@ _SPACE = "\N{NO-BREAK SPACE}"  # a number and its unit stay on one line
 
 def contestants(table: Sequence[Row]) -> list[Row]:
     """Rows with a result that compete, best average accuracy first."""
-    known = [
-        row for row in table if not row.reference and not math.isnan(row.values["average_accuracy"].mean)
-    ]
+    known = [row for row in table if not row.reference and not math.isnan(row.values["average_accuracy"].mean)]
     return sorted(known, key=lambda row: -row.values["average_accuracy"].mean)
 
 
@@ -26,9 +24,7 @@ def finding(table: Sequence[Row]) -> str:
     best = ranked[0]
     assert best.group is not None
     tasks = best.group.finished[0].tasks
-    opening = (
-        f"After {tasks} task{'s' if tasks != 1 else ''}, {best.label} holds {_percent(best)} average accuracy"
-    )
+    opening = f"After {tasks} task{'s' if tasks != 1 else ''}, {best.label} holds {_percent(best)} average accuracy"
     return opening + _comparison(ranked) + _price(best, table) + "." + _ceiling(table)
 
 
@@ -66,9 +62,7 @@ def _price(best: Row, table: Sequence[Row]) -> str:
         parts.append(f"takes {time:.2f} times as long as {BASELINE}")
     unmoved = best.values["unmoved"].mean
     if unmoved > 0:
-        parts.append(
-            f"leaves {100 * unmoved:.0f}{_SPACE}% of the weights exactly in place at each later task"
-        )
+        parts.append(f"leaves {100 * unmoved:.0f}{_SPACE}% of the weights exactly in place at each later task")
     return f"; it {' and '.join(parts)}" if parts else ""
 
 

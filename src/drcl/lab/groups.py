@@ -57,9 +57,7 @@ class Group:
 def group(runs: Iterable[Run]) -> list[Group]:
     """Group readable runs over their seeds. Other options make another group, told apart by its label."""
     readable = [run for run in runs if run.readable]
-    benchmarks = _labels(
-        readable, lambda run: run.benchmark, lambda run: {"": run.options("benchmark_options")}
-    )
+    benchmarks = _labels(readable, lambda run: run.benchmark, lambda run: {"": run.options("benchmark_options")})
     buckets: dict[tuple[str, str, str], list[Run]] = {}
     for run in readable:
         buckets.setdefault((benchmarks[run.path], run.method, _fingerprint(_settings(run))), []).append(run)

@@ -207,9 +207,7 @@ def _pairs(before: Weights, after: Weights) -> list[tuple[np.ndarray, np.ndarray
 
 
 def _array(value: Any) -> np.ndarray:
-    if hasattr(
-        value, "detach"
-    ):  # a tensor, possibly bfloat16, which numpy does not know; double holds it exactly
+    if hasattr(value, "detach"):  # a tensor, possibly bfloat16, which numpy does not know; double holds it exactly
         return value.detach().cpu().double().numpy()
     return np.asarray(value, dtype=float)
 
@@ -252,11 +250,7 @@ def step_stiffness(step_norms: Sequence[float]) -> float:
 def residual(before: Weights, after: Weights) -> float:
     """Douglas-Rachford residual ``|y_{k+1} - y_k|_2 / sqrt(P)``. Going to 0 proves no minimiser."""
     length = stiffness(before, after)
-    return (
-        length
-        if math.isnan(length)
-        else length / math.sqrt(sum(old.size for old, _ in _pairs(before, after)))
-    )
+    return length if math.isnan(length) else length / math.sqrt(sum(old.size for old, _ in _pairs(before, after)))
 
 
 # ---- single epochs and streams
@@ -276,13 +270,9 @@ def online_accuracy(correct: Sequence[bool] | np.ndarray, lengths: Sequence[int]
     """Accuracy of predictions made before the update on each sample, per task window of the given lengths."""
     hits = np.asarray(correct, dtype=float)
     if hits.ndim != 1 or sum(lengths) != len(hits) or any(n < 0 for n in lengths):
-        raise ValueError(
-            f"lengths add up to {sum(lengths)} but there are {hits.size} predictions; they must agree"
-        )
+        raise ValueError(f"lengths add up to {sum(lengths)} but there are {hits.size} predictions; they must agree")
     windows = np.split(hits, np.cumsum(lengths)[:-1])
-    return [
-        float(w.mean()) if len(w) else Undefined(f"task {t + 1} saw no sample") for t, w in enumerate(windows)
-    ]
+    return [float(w.mean()) if len(w) else Undefined(f"task {t + 1} saw no sample") for t, w in enumerate(windows)]
 
 
 def online_forgetting(per_task: Sequence[float]) -> float:
@@ -299,9 +289,7 @@ def online_plasticity(loss_before: Sequence[float], loss_after: Sequence[float])
     """Mean share of the loss that an update removed: ``max(0, 1 - after / max(before, 1e-8))``."""
     old, new = np.asarray(loss_before, dtype=float), np.asarray(loss_after, dtype=float)
     if old.shape != new.shape or old.ndim != 1:
-        raise ValueError(
-            f"{old.size} losses before and {new.size} after an update; give one pair for each step"
-        )
+        raise ValueError(f"{old.size} losses before and {new.size} after an update; give one pair for each step")
     if not old.size:
         return Undefined("no update was made")
     if not (np.isfinite(old).all() and np.isfinite(new).all()):
@@ -341,8 +329,6 @@ def summary(matrix: Any, untrained: Sequence[float] | None = None, **measured: f
     for name, value in measured.items():
         values[name] = Undefined("it was not measured") if value is None else value
     reasons = {
-        name: getattr(value, "reason", "it was not a number")
-        for name, value in values.items()
-        if math.isnan(value)
+        name: getattr(value, "reason", "it was not a number") for name, value in values.items() if math.isnan(value)
     }
     return Summary(values, reasons)

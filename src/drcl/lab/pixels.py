@@ -37,9 +37,7 @@ class View:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
-            raise ValueError(
-                f"mean has {len(self.mean)} entries and std {len(self.std)}: give one a channel to both"
-            )
+            raise ValueError(f"mean has {len(self.mean)} entries and std {len(self.std)}: give one a channel to both")
         if min(self.std) <= 0:
             raise ValueError(f"std={self.std} must be positive: leave it at (1.0,) to keep the scale")
         if self.crop < 0:

@@ -30,9 +30,7 @@ _BY_KEY = {column.key: column for column in COLUMNS}
 _UNITS = {"x SGD": "× SGD"}
 
 
-def write_report(
-    runs: Iterable[Run], path: str | Path, title: str | None = None, command: str | None = None
-) -> Path:
+def write_report(runs: Iterable[Run], path: str | Path, title: str | None = None, command: str | None = None) -> Path:
     """Write the page at ``path`` and return it. An older page is replaced in one moment, or not at all.
 
     ``command`` is what the page says it was made with; by default the ``drcl report`` that makes it again.
@@ -65,9 +63,7 @@ def page(
     looks = style.looks(row.group for row in table if row.group is not None)
     names = list(dict.fromkeys(row.benchmark for row in table if row.label))
     beside = path.parent
-    jinja = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     folder = resources.files("drcl.lab.templates")
     template = jinja.from_string(folder.joinpath("report.html").read_text(encoding="utf-8"))
     return template.render(

@@ -63,10 +63,7 @@ class Pictures:
             accuracy_curves: "Mean test accuracy on the tasks learned up to then." + band,
             forgetting: "How far earlier tasks fell from the best they had." + band,
         }
-        return [
-            self._picture(module, module.draw(self._runs, self.looks), text)
-            for module, text in captions.items()
-        ]
+        return [self._picture(module, module.draw(self._runs, self.looks), text) for module, text in captions.items()]
 
     def _band(self) -> str:
         several = any(len(g.finished) > 1 for g in self.groups)
@@ -91,9 +88,7 @@ class Pictures:
             caption = "Change of the weights at each task, relative to their size, layers weighted by size."
             runs = [run for g in recorded for run in g.finished]
             if any(not math.isnan(change) for run in runs for change in movement.relative_change(run)):
-                pictures.append(
-                    self._picture(movement, movement.draw(runs, self.looks), caption + self._band())
-                )
+                pictures.append(self._picture(movement, movement.draw(runs, self.looks), caption + self._band()))
         return pictures
 
     def _moved_everything(self) -> str:

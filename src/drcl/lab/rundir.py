@@ -69,9 +69,7 @@ class Run:
                 problems.append(f"config.toml does not say which {name} was run")
         matrix = read_matrix(path / "accuracy.csv", done, problems)
         drift = read_records(path / "drift.csv", DRIFT_FIELDS, to_drift, done, problems)
-        drift = list(
-            {(row.task, row.layer): row for row in drift}.values()
-        )  # a resumed run may repeat its last task
+        drift = list({(row.task, row.layer): row for row in drift}.values())  # a resumed run may repeat its last task
         curve = tuple(read_records(path / "curve.csv", CURVE_FIELDS, to_curve_point, done, problems))
         if done:
             contradictions(matrix, result, problems)
@@ -172,9 +170,7 @@ def find(paths: Iterable[str | Path]) -> list[Run]:
     for given in paths:
         path = Path(given)
         if not path.exists():
-            raise FileNotFoundError(
-                f"{path} does not exist; give run directories or a directory that holds some"
-            )
+            raise FileNotFoundError(f"{path} does not exist; give run directories or a directory that holds some")
         if path.is_file() and path.name in MARKS:
             path = path.parent  # a shell's completion often ends on the file
         for directory in _run_directories(path):
@@ -204,14 +200,8 @@ def _of_matrix(measure: Callable[[Any], float]) -> Callable[[Run], float]:
 
 
 def _unmoved(run: Run) -> float:
-    shares = [
-        share for task, share in run.unmoved_by_task().items() if task >= 1
-    ]  # the first task starts from noise
-    return (
-        float(np.mean(shares))
-        if shares
-        else metrics.Undefined("drift from the second task on was not recorded")
-    )
+    shares = [share for task, share in run.unmoved_by_task().items() if task >= 1]  # the first task starts from noise
+    return float(np.mean(shares)) if shares else metrics.Undefined("drift from the second task on was not recorded")
 
 
 def _learning_seconds(run: Run) -> float:

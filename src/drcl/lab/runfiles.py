@@ -106,9 +106,7 @@ def read_matrix(path: Path, done: bool, problems: list[str]) -> np.ndarray:
             problems.append(f"accuracy.csv line {line} is damaged ({error})")
             continue
         if not np.isnan(matrix[task]).all() and not np.array_equal(matrix[task], values, equal_nan=True):
-            problems.append(
-                f"accuracy.csv line {line} contradicts an earlier line for task {task}; the later counts"
-            )
+            problems.append(f"accuracy.csv line {line} contradicts an earlier line for task {task}; the later counts")
         matrix[task] = values
     return matrix
 
@@ -137,9 +135,7 @@ def to_drift(cells: list[str]) -> Drift:
     unmoved = float(cells[3])
     if not 0 <= unmoved <= 1:
         raise ValueError(f"unmoved is {unmoved:g}; it is a share from 0 to 1")
-    return Drift(
-        int(cells[0]), cells[1], int(cells[2]), unmoved, *(float(cell or "nan") for cell in cells[4:])
-    )
+    return Drift(int(cells[0]), cells[1], int(cells[2]), unmoved, *(float(cell or "nan") for cell in cells[4:]))
 
 
 def to_curve_point(cells: list[str]) -> CurvePoint:

@@ -16,9 +16,7 @@ from drcl.lab.groups import Group, group
 from drcl.lab.rundir import Run
 
 BASELINE = "sgd"  # whose time is the unit of cost
-REFERENCES = frozenset(
-    {"joint"}
-)  # bounds, not contestants: they may keep all data, so they cannot be the best
+REFERENCES = frozenset({"joint"})  # bounds, not contestants: they may keep all data, so they cannot be the best
 
 
 @dataclass(frozen=True)
@@ -174,13 +172,9 @@ def benchmark_notes(table: Sequence[Row], benchmark: str) -> list[str]:
         notes.append("The methods were not run on the same seeds: " + "; ".join(parts) + ".")
     elif any(len(row.seeds) == 1 for row in counted):
         notes.append("One seed only: the spread is not known, and small differences mean nothing.")
-    machines = {
-        str((run.environment.get("machine"), run.environment.get("threads"))) for run in _counted(counted)
-    }
+    machines = {str((run.environment.get("machine"), run.environment.get("threads"))) for run in _counted(counted)}
     if len(machines) > 1:
-        notes.append(
-            "The runs were made on different machines or with different threads; times do not compare."
-        )
+        notes.append("The runs were made on different machines or with different threads; times do not compare.")
     training = {str(sorted(run.options("training").items())) for run in _counted(counted)}
     if len(training) > 1:
         notes.append("The runs were not all trained with the same settings; see how each was run.")

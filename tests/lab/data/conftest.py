@@ -25,10 +25,7 @@ def idx() -> Callable[[np.ndarray], bytes]:
     """An array as the bytes of an IDX file."""
 
     def make(array: np.ndarray) -> bytes:
-        return (
-            struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-            + array.astype(np.uint8).tobytes()
-        )
+        return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
     return make
 

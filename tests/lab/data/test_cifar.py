@@ -16,9 +16,7 @@ from drcl.lab.data import DataError, MissingData, load
 
 def rows(labels: np.ndarray, images: np.ndarray) -> bytes:
     """Label bytes, then 1,024 red values, then green, then blue."""
-    return b"".join(
-        bytes(np.atleast_1d(y).tolist()) + x.tobytes() for y, x in zip(labels, images, strict=True)
-    )
+    return b"".join(bytes(np.atleast_1d(y).tolist()) + x.tobytes() for y, x in zip(labels, images, strict=True))
 
 
 def write_cifar10(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
@@ -105,9 +103,7 @@ def write_cifar100(folder: Path, images: np.ndarray, coarse: np.ndarray, fine: n
 def test_cifar100_fine_and_coarse(root: Path, pixels: Callable) -> None:
     images, coarse, fine = pixels(4, 3, 32, 32), np.array([4, 1, 19, 4]), np.array([0, 1, 99, 51])
     write_cifar100(root / "cifar-100-binary", images, coarse, fine)
-    (root / "cifar-100-binary" / "coarse_label_names.txt").write_text(
-        "\n".join(f"group{i}" for i in range(20))
-    )
+    (root / "cifar-100-binary" / "coarse_label_names.txt").write_text("\n".join(f"group{i}" for i in range(20)))
     data = load("cifar100")
     np.testing.assert_array_equal(data.train.images, images)
     np.testing.assert_array_equal(data.train.labels, fine)

@@ -32,11 +32,7 @@ def test_list_names_every_set_and_its_status(root: Path) -> None:
     assert rows["celeba"].rstrip().endswith("by hand")
     assert rows["npz"].rstrip().endswith("yours")
     np.savez(root / "mnist.npz")
-    rows = {
-        line.split()[0]: line
-        for line in runner.invoke(app, ["data", "list"]).stdout.splitlines()
-        if line.strip()
-    }
+    rows = {line.split()[0]: line for line in runner.invoke(app, ["data", "list"]).stdout.splitlines() if line.strip()}
     assert rows["mnist"].rstrip().endswith("present")
 
 

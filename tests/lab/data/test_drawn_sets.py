@@ -31,9 +31,7 @@ def test_digits_are_scikit_learns(root: Path) -> None:
     assert sorted(map(tuple, back.tolist())) == sorted(map(tuple, bunch.data.astype(int).tolist()))
     assert both.max() == 255
     first_zeros = np.flatnonzero(bunch.target == 0)
-    np.testing.assert_array_equal(
-        data.test.images[data.test.labels == 0][0, 0] > 0, bunch.images[first_zeros[4]] > 0
-    )
+    np.testing.assert_array_equal(data.test.images[data.test.labels == 0][0, 0] > 0, bunch.images[first_zeros[4]] > 0)
 
 
 def test_quickdraw_names() -> None:

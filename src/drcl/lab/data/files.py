@@ -23,9 +23,7 @@ def read_bytes(path: Path, limit: int = LARGEST) -> bytes:
             f"{path} is a damaged or truncated gzip file ({broken}); delete it and fetch it again."
         ) from broken
     if len(content) > limit:
-        raise DataError(
-            f"{path} unpacks to more than {limit:,} bytes, far more than it should; it is not read."
-        )
+        raise DataError(f"{path} unpacks to more than {limit:,} bytes, far more than it should; it is not read.")
     return content
 
 

@@ -90,9 +90,7 @@ def read_images(
     return stack(rows, len(paths), shape, root, what, key, budget)
 
 
-def shrunk(
-    images: np.ndarray, size: int, root: Path, what: str, key: str, budget: int | None = None
-) -> np.ndarray:
+def shrunk(images: np.ndarray, size: int, root: Path, what: str, key: str, budget: int | None = None) -> np.ndarray:
     """Images [N, C, H, W] squashed to ``size`` x ``size`` with the same bicubic filter as decoded ones."""
 
     def rows() -> Iterator[np.ndarray]:

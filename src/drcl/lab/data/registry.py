@@ -32,9 +32,7 @@ class Entry:
     size: str = ""
     present: Callable[[Path], bool] = lambda root: False
     sources: tuple[Source, ...] = ()
-    archives: Mapping[str, str] = field(
-        default_factory=dict
-    )  # official archive -> folder it is unpacked into
+    archives: Mapping[str, str] = field(default_factory=dict)  # official archive -> folder it is unpacked into
     decodes: bool = False  # reading means decoding many pictures, so it is not done just to check
     refused: Mapping[str, str] = field(default_factory=dict)  # a file or folder name, and why it is not read
     wanted: str = ""  # which file, and where to get it, completing "<name> ..." in one sentence

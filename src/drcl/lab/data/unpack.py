@@ -65,9 +65,7 @@ def _guarded(archive: str, members: Iterator[_Member], target: Path, keep: str, 
     except DataError:
         raise
     except DAMAGE as broken:
-        raise DataError(
-            f"{archive} is damaged, truncated or not an archive ({broken}); fetch it again."
-        ) from broken
+        raise DataError(f"{archive} is damaged, truncated or not an archive ({broken}); fetch it again.") from broken
 
 
 def _write(archive: str, members: Iterator[_Member], target: Path, keep: str, limits: Limits) -> int:
@@ -91,9 +89,7 @@ def _write(archive: str, members: Iterator[_Member], target: Path, keep: str, li
             while chunk := source.read(CHUNK):
                 total += len(chunk)  # counted as it comes: a zip may lie about its sizes
                 if total > limits.bytes:
-                    raise DataError(
-                        f"{archive} unpacks to more than {limits.bytes:,} bytes; it is not unpacked."
-                    )
+                    raise DataError(f"{archive} unpacks to more than {limits.bytes:,} bytes; it is not unpacked.")
                 sink.write(chunk)
     return files
 

@@ -52,9 +52,7 @@ def draw(
         return figure
 
 
-def _lines(
-    ax: Axes, groups: list[Group], measure: Measure, looks: Mapping[str, style.Look]
-) -> dict[str, float]:
+def _lines(ax: Axes, groups: list[Group], measure: Measure, looks: Mapping[str, style.Look]) -> dict[str, float]:
     """Draw the lines of one benchmark and return where each ends."""
     ends: dict[str, float] = {}
     first, tasks = math.inf, max(g.finished[0].tasks for g in groups)

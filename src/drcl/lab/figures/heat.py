@@ -25,9 +25,7 @@ def cells(ax: Axes, values: np.ndarray) -> None:
     else:
         picture = np.ma.masked_invalid(values)
         extent = (0, columns, rows, 0)
-        ax.imshow(
-            picture, cmap=style.HEAT_MAP, vmin=0, vmax=1, aspect="auto", interpolation="none", extent=extent
-        )
+        ax.imshow(picture, cmap=style.HEAT_MAP, vmin=0, vmax=1, aspect="auto", interpolation="none", extent=extent)
     ax.set_xlim(0, columns)
     ax.set_ylim(rows, 0)
     ax.grid(False)

@@ -111,9 +111,7 @@ def looks(groups: Iterable[Group]) -> dict[str, Look]:
             tone, dash = free[others % len(free)], _DASHES[(others // len(free)) % len(_DASHES)]
             others += 1
         reference = method in REFERENCES
-        found[label] = Look(
-            tone, _MARKERS[index % len(_MARKERS)], _DASHES[2] if reference else dash, reference
-        )
+        found[label] = Look(tone, _MARKERS[index % len(_MARKERS)], _DASHES[2] if reference else dash, reference)
     return found
 
 
@@ -243,9 +241,7 @@ def text_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], c
 def task_ticks(ax: Axes, tasks: int) -> None:
     """Tasks count from 1 for the reader; not more than some ten of them are numbered."""
     step = max(1, -(-tasks // 10))
-    ax.set_xticks(
-        [t for t in range(0, tasks) if t % step == 0 or (t == tasks - 1 and (tasks - 1) % step > step / 2)]
-    )
+    ax.set_xticks([t for t in range(0, tasks) if t % step == 0 or (t == tasks - 1 and (tasks - 1) % step > step / 2)])
     ax.set_xticklabels([str(int(t) + 1) for t in ax.get_xticks()])
 
 

@@ -109,9 +109,7 @@ def rotated_inputs(
     return _shared_stream(cut, "rotated inputs", make, tasks, scenario, seed)
 
 
-def permuted_labels(
-    data: DataSet, *, seed: int, tasks: int, scenario: Scenario = "task", **parts: Any
-) -> Stream:
+def permuted_labels(data: DataSet, *, seed: int, tasks: int, scenario: Scenario = "task", **parts: Any) -> Stream:
     """Every task is the whole problem with its labels renamed; task 0 keeps them."""
     cut = split_parts(data, seed=seed, **parts)
     tables = label_permutations(tasks, len(data.classes), seed)
@@ -166,9 +164,7 @@ def attributes(
         column = columns[index]
         name = data.classes[column]
         three = [part.with_labels(part.labels[:, column]) for part in cut.three()]
-        return _shared_task(
-            cut, index, three, scenario, classes=(0, 1), names=(f"not {name}", name), name=name
-        )
+        return _shared_task(cut, index, three, scenario, classes=(0, 1), names=(f"not {name}", name), name=name)
 
     return _shared_stream(cut, "attributes", make, tasks, scenario, seed, width=2)
 

@@ -59,9 +59,7 @@ class Stream(Sequence[Task]):
         online: bool = False,
     ) -> None:
         if scenario not in get_args(Scenario):
-            raise ValueError(
-                f"scenario={scenario!r} is unknown: choose one of {', '.join(get_args(Scenario))}"
-            )
+            raise ValueError(f"scenario={scenario!r} is unknown: choose one of {', '.join(get_args(Scenario))}")
         if count < 1:
             raise ValueError(f"tasks={count}: a stream needs at least one task")
         self.name, self.scenario, self.heads, self.shape = name, scenario, tuple(heads), shape

@@ -85,9 +85,7 @@ def data_set_from(
             continue
         for key in (f"{part}_images", f"{part}_labels"):
             if key not in arrays:
-                raise DataError(
-                    f"{where} has no array {key!r}; it has {', '.join(sorted(arrays)) or 'none'}."
-                )
+                raise DataError(f"{where} has no array {key!r}; it has {', '.join(sorted(arrays)) or 'none'}.")
         images = as_images(arrays[f"{part}_images"], f"{part}_images in {where}", layout)
         labels = as_labels(arrays[f"{part}_labels"], len(images), f"{part}_labels in {where}")
         groups = arrays.get(f"{part}_groups")
@@ -103,9 +101,7 @@ def data_set_from(
     return DataSet(name, train, test, _class_names(arrays, splits, where), splits.get("valid"))
 
 
-def _class_names(
-    arrays: Mapping[str, np.ndarray], splits: Mapping[str, Split], where: str
-) -> tuple[str, ...]:
+def _class_names(arrays: Mapping[str, np.ndarray], splits: Mapping[str, Split], where: str) -> tuple[str, ...]:
     labels = [split.labels for split in splits.values()]
     if labels[0].ndim == 2:
         needed = labels[0].shape[1]

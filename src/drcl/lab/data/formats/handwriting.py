@@ -37,9 +37,7 @@ def writer(seed: int, number: int) -> Writer:
     rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     matrix = rotation @ np.array([[1.0, slant], [0.0, 1.0]]) @ np.diag(np.minimum(scale, 0.97))
     bend = np.stack([rng.uniform(0, 0.03, 2), rng.uniform(1.5, 4.0, 2), rng.uniform(0, 2 * np.pi, 2)], axis=1)
-    return Writer(
-        matrix, bend, rng.uniform(0.045, 0.085), int(rng.integers(0, 70)), float(rng.uniform(0.6, 1.4))
-    )
+    return Writer(matrix, bend, rng.uniform(0.045, 0.085), int(rng.integers(0, 70)), float(rng.uniform(0.6, 1.4)))
 
 
 def centre_lines(medians: list[list[list[float]]]) -> np.ndarray:

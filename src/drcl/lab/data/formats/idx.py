@@ -18,9 +18,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     content = read_bytes(path)
     header = 4 + 4 * dimensions
     if len(content) < header:
-        raise DataError(
-            f"{path} is {len(content)} bytes, shorter than an IDX header ({header}); fetch it again."
-        )
+        raise DataError(f"{path} is {len(content)} bytes, shorter than an IDX header ({header}); fetch it again.")
     magic = struct.unpack(">I", content[:4])[0]
     expected = UNSIGNED_BYTE << 8 | dimensions
     if magic != expected:
@@ -51,7 +49,5 @@ def read_pair(images: Path, labels: Path, classes: int, first: int = 0) -> tuple
         )
     if len(y) and not (y.min() >= 0 and y.max() < classes):
         low, high = int(y.min()) + first, int(y.max()) + first
-        raise DataError(
-            f"{labels} has labels {low} to {high}; this set's labels are {first} to {first + classes - 1}."
-        )
+        raise DataError(f"{labels} has labels {low} to {high}; this set's labels are {first} to {first + classes - 1}.")
     return x[:, None], y

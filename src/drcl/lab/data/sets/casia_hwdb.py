@@ -41,9 +41,7 @@ def _versions(root: Path) -> list[str]:
     size="32x32",
     present=lambda root: bool(_versions(root)),
     archives={
-        f"HWDB{version}{part}_gnt.zip": f"HWDB{version}{part}_gnt"
-        for version in VERSIONS
-        for part in ("trn", "tst")
+        f"HWDB{version}{part}_gnt.zip": f"HWDB{version}{part}_gnt" for version in VERSIONS for part in ("trn", "tst")
     },
     decodes=True,
     wanted="get HWDB1.1trn_gnt.zip and HWDB1.1tst_gnt.zip (or version 1.0's) from "
@@ -86,10 +84,7 @@ def casia_hwdb(
             raise DataError(f"casia-hwdb {version} has no Chinese characters in its {part} files.")
         images = stack(
             lambda paths=paths: (  # type: ignore[misc]
-                squared(pixels, size)
-                for path in paths
-                for code, pixels in read_gnt(path)
-                if symbols or is_hanzi(code)
+                squared(pixels, size) for path in paths for code, pixels in read_gnt(path) if symbols or is_hanzi(code)
             ),
             len(codes),
             (1, size, size),

@@ -38,8 +38,7 @@ def _images(root: Path) -> Path | None:
     images="202,599",
     size="64x64",
     present=lambda root: (
-        _images(root) is not None
-        and find(places(root, "celeba", *LAYOUTS), "list_attr_celeba.txt") is not None
+        _images(root) is not None and find(places(root, "celeba", *LAYOUTS), "list_attr_celeba.txt") is not None
     ),
     archives={"img_align_celeba.zip": ""},
     counts={"train": 162_770, "valid": 19_867, "test": 19_962},
@@ -68,9 +67,7 @@ def celeba(root: Path, size: int | None = 64, fit: str = "crop", budget: int | N
         paths = [home / names[row] for row in rows]
         absent = next((path for path in paths if not path.is_file()), None)
         if absent is not None:
-            raise DataError(
-                f"{absent} is in the attribute list but not in the folder; unpack the images again."
-            )
+            raise DataError(f"{absent} is in the attribute list but not in the folder; unpack the images again.")
         images = read_images(paths, root, f"celeba {part}", size=size, fit=fit, budget=budget)
         groups = None
         if person_of is not None:

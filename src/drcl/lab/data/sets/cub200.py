@@ -61,15 +61,11 @@ def cub200(root: Path, size: int = 64, fit: str = "squash", budget: int | None =
         paths, labels = [], []
         for number in chosen:
             if label_of[number] not in position:
-                raise DataError(
-                    f"image_class_labels.txt gives picture {number} the unknown class {label_of[number]}."
-                )
+                raise DataError(f"image_class_labels.txt gives picture {number} the unknown class {label_of[number]}.")
             paths.append(home / "images" / files[number])
             labels.append(position[label_of[number]])
             if not paths[-1].is_file():
-                raise DataError(
-                    f"{paths[-1]} is in images.txt but not in the folder; unpack {ARCHIVE} again."
-                )
+                raise DataError(f"{paths[-1]} is in images.txt but not in the folder; unpack {ARCHIVE} again.")
         images = read_images(paths, root, f"cub200 {part}", size=size, fit=fit, budget=budget)
         splits.append(Split(images, np.array(labels, np.int64)))
     classes = tuple(names[number].split(".", 1)[-1].replace("_", " ") for number in sorted(names, key=int))

@@ -43,9 +43,7 @@ def huggingface(
         splits = set(data.keys())
         held_out = [one for one in ("test", "validation", "valid", "val") if one in splits]
         if not held_out:
-            raise DataError(
-                f"data has the splits {sorted(splits)}; it needs test or validation beside train."
-            )
+            raise DataError(f"data has the splits {sorted(splits)}; it needs test or validation beside train.")
         test = data[held_out[0]]
         valid = data[held_out[1]] if len(held_out) > 1 else None
     if train is None or test is None:
@@ -72,6 +70,4 @@ def _column(option: str, chosen: str | None, usual: tuple[str, ...], columns: li
     for one in usual:
         if one in columns:
             return one
-    raise DataError(
-        f"none of the columns {', '.join(columns)} is a usual {option} column; name it with {option}=."
-    )
+    raise DataError(f"none of the columns {', '.join(columns)} is a usual {option} column; name it with {option}=.")

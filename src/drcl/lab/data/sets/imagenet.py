@@ -81,9 +81,7 @@ def imagenet(root: Path, size: int = 32, budget: int | None = None, fit: str = "
         return _read_npz(root, files, budget)
     home = _folders(root)
     if home is None:
-        raise DataError(
-            f"size={size}: only the 32x32 release is in {root}; other sizes need the class folders."
-        )
+        raise DataError(f"size={size}: only the 32x32 release is in {root}; other sizes need the class folders.")
     return _read_folders(root, home, size, budget, fit)
 
 
@@ -106,17 +104,13 @@ def _release(root: Path, files: list[Path], what: str, budget: int | None) -> Sp
         if part.ndim != 1 or not np.issubdtype(part.dtype, np.integer):
             raise DataError(f"{path} has labels {part.dtype} {part.shape}; wanted whole numbers [N].")
         if len(part) and not (part.min() >= 1 and part.max() <= CLASSES):
-            raise DataError(
-                f"{path} has labels {part.min()} to {part.max()}; the release counts from 1 to {CLASSES}."
-            )
+            raise DataError(f"{path} has labels {part.min()} to {part.max()}; the release counts from 1 to {CLASSES}.")
 
     def rows() -> Iterator[np.ndarray]:  # one batch in memory at a time
         for path, part in zip(files, labels, strict=True):
             data = _array(path, "data")
             if data.dtype != np.uint8 or data.shape != (len(part), 3 * 32 * 32):
-                raise DataError(
-                    f"{path} has data {data.dtype} {data.shape}; wanted uint8 [N, 3072], N = {len(part)}."
-                )
+                raise DataError(f"{path} has data {data.dtype} {data.shape}; wanted uint8 [N, 3072], N = {len(part)}.")
             yield from data.reshape(-1, 3, 32, 32)  # planes: 1,024 red values, then green, then blue
 
     joined = np.concatenate(labels).astype(np.int64) - 1

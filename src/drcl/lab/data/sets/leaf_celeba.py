@@ -41,9 +41,7 @@ def leaf_celeba(root: Path, size: int = 32, fit: str = "crop", budget: int | Non
     home = _images(root)
     assert home is not None
     rows = {part: leaf.read_leaf(leaf.json_files(root, "leaf-celeba", "celeba", part)) for part in leaf.PARTS}
-    people = {
-        user: i for i, user in enumerate(sorted({user for part in rows.values() for user in part.user}))
-    }
+    people = {user: i for i, user in enumerate(sorted({user for part in rows.values() for user in part.user}))}
     splits = {}
     for part, samples in rows.items():
         paths = [home / Path(str(name)).name for name in samples.x]
@@ -52,9 +50,7 @@ def leaf_celeba(root: Path, size: int = 32, fit: str = "crop", budget: int | Non
             raise DataError(f"leaf-celeba {part} names {absent.name}, which is not in {home}.")
         labels = np.array(samples.y, np.int64)
         if not np.isin(labels, (0, 1)).all():
-            raise DataError(
-                f"leaf-celeba {part} has labels {labels.min()} to {labels.max()}; wanted 0 and 1."
-            )
+            raise DataError(f"leaf-celeba {part} has labels {labels.min()} to {labels.max()}; wanted 0 and 1.")
         images = read_images(paths, root, f"leaf-celeba {part}", size=size, fit=fit, budget=budget)
         splits[part] = Split(images, labels, np.array([people[user] for user in samples.user], np.int64))
     return DataSet("leaf-celeba", splits["train"], splits["test"], ("not smiling", "smiling"))

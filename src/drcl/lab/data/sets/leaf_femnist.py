@@ -29,12 +29,8 @@ CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 )
 def leaf_femnist(root: Path) -> DataSet:
     """Images [N, 1, 28, 28] as LEAF stores them, dark ink on white; groups are the writers."""
-    rows = {
-        part: leaf.read_leaf(leaf.json_files(root, "leaf-femnist", "femnist", part)) for part in leaf.PARTS
-    }
-    writers = {
-        user: i for i, user in enumerate(sorted({user for part in rows.values() for user in part.user}))
-    }
+    rows = {part: leaf.read_leaf(leaf.json_files(root, "leaf-femnist", "femnist", part)) for part in leaf.PARTS}
+    writers = {user: i for i, user in enumerate(sorted({user for part in rows.values() for user in part.user}))}
     splits = {}
     for part, samples in rows.items():
         if any(len(x) != 28 * 28 for x in samples.x):
@@ -42,8 +38,6 @@ def leaf_femnist(root: Path) -> DataSet:
         images = as_bytes(np.array(samples.x, np.float64).reshape(-1, 1, 28, 28), f"leaf-femnist {part}")
         labels = np.array(samples.y, np.int64)
         if not (labels.min() >= 0 and labels.max() < len(CLASSES)):
-            raise DataError(
-                f"leaf-femnist {part} has labels {labels.min()} to {labels.max()}; wanted 0 to 61."
-            )
+            raise DataError(f"leaf-femnist {part} has labels {labels.min()} to {labels.max()}; wanted 0 to 61.")
         splits[part] = Split(images, labels, np.array([writers[user] for user in samples.user], np.int64))
     return DataSet("leaf-femnist", splits["train"], splits["test"], CLASSES)

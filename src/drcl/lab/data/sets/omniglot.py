@@ -70,8 +70,6 @@ def omniglot(root: Path, size: int = 28, budget: int | None = None) -> DataSet:
                 drawers[train].append(int(drawer))
     splits = {}
     for train, part in ((True, "train"), (False, "test")):
-        images = read_images(
-            paths[train], root, f"omniglot {part}", channels=1, size=size, budget=budget, invert=True
-        )
+        images = read_images(paths[train], root, f"omniglot {part}", channels=1, size=size, budget=budget, invert=True)
         splits[part] = Split(images, np.array(labels[train], np.int64), np.array(drawers[train], np.int64))
     return DataSet("omniglot", splits["train"], splits["test"], tuple(classes))

