@@ -116,7 +116,7 @@ def test_float16_overflow():
     ):
         opt.step()
     huge = [(model[0].weight[:1].detach().sign().expand(8, 6) * 6e4, y) for _, y in batches]
-    with refused(model, opt, FloatingPointError, "logits are not finite"):
+    with refused(model, opt, FloatingPointError, "not finite"):
         opt.consolidate(model, huge)
 
 
@@ -256,7 +256,7 @@ def consolidations():
         "a single batch": (x, {}, TypeError, r"list that holds it"),
         "a data set": (TensorDataset(x, y), {}, TypeError, "wrap it in a torch.utils.data.DataLoader"),
         "wrong width": ([(x[:, :4], y)], {}, RuntimeError, "shapes"),
-        "wrong rank": ([(x[0], y[:6])], {}, ValueError, r"logits|rank|shape|\["),
+        "wrong rank": ([(x[0], y[:6])], {}, RuntimeError, r"cannot take a batch of the data.*shapes \[2\]"),
         "labels of other length": ([(x, y[:3])], {}, ValueError, "disagree on the number of samples"),
         "labels out of range": (
             [(x, y + 7)],
@@ -300,7 +300,7 @@ def test_logits_of_the_wrong_rank():
     model = PerPixel()
     opt = DRCL(model.named_parameters(), lr=0.1)
     for labels in ("sampled", "exact", "empirical"):
-        with refused(model, opt, ValueError, r"\(8, 3, 4\)|\[8, 3, 4\]"):
+        with refused(model, opt, ValueError, r"logits must have shape \[samples, classes\], got \[\d+, 3, 4\]"):
             opt.consolidate(model, task(0), Fisher(labels=labels))
     opt.consolidate(model, task(0), MAS())
 

@@ -221,9 +221,11 @@ def _fall_back(backend: str, reason: str) -> None:
 def negotiate(weights: Sequence[Weight], rule: Rule, backend: str = "auto") -> None:
     """One splitting step, in place, on every weight."""
     batches: dict[tuple[str, torch.dtype, torch.device, bool, bool], list[Weight]] = {}
+    fused = backend in ("auto", "native") and rule.mix is not None and native.load() is not None
     for w in weights:
-        tensors = [t for t in (w.y, w.g, w.anchor, w.importance, w.z, w.buffer) if t is not None]
-        way = _route(tensors, rule, backend)
+        # Once per parameter and step: a small network spends more time here than in the arithmetic.
+        way = "native" if fused and native.usable(w.y, (w.g, w.anchor, w.importance, w.z, w.buffer)) else ""
+        way = way or _route(w, rule, backend)
         batches.setdefault((way, w.y.dtype, w.y.device, w.first, w.z is None), []).append(w)
     for (way, *_), batch in batches.items():
         if way == "compile":
@@ -249,13 +251,11 @@ def _compile_all(weights: list[Weight], rule: Rule) -> list[Weight]:
     return []
 
 
-def _route(tensors: Sequence[Tensor], rule: Rule, backend: str) -> str:
-    y = tensors[0]
+def _route(w: Weight, rule: Rule, backend: str) -> str:
+    y, tensors = w.y, [t for t in (w.y, w.g, w.anchor, w.importance, w.z, w.buffer) if t is not None]
     same = all(t.dtype == y.dtype and t.device == y.device for t in tensors)
     if backend == "reference" or rule.mix is None or not same or y.dtype in (torch.float16, torch.bfloat16):
         return "reference"
-    if backend in ("auto", "native") and native.usable(tensors) and native.load() is not None:
-        return "native"
     # Sizes 0 and 1 would each be compiled for themselves, and torch gives up after a few.
     if backend == "compile" and y.numel() > 1 and "compile" not in _fallen and all(t.is_contiguous() for t in tensors):
         return "compile"
@@ -264,13 +264,10 @@ def _route(tensors: Sequence[Tensor], rule: Rule, backend: str) -> str:
 
 def first_non_finite(gradients: Sequence[Tensor], backend: str = "auto") -> int:
     """Index of the first gradient that holds a NaN or an infinity, or -1."""
-    dtypes = {g.dtype for g in gradients}
-    if backend not in ("auto", "native"):
-        dtypes = set()
-    if len(dtypes) == 1 and dtypes <= set(native.SUFFIX) and all(native.usable([g]) for g in gradients):
-        library = native.load()
-        if library is not None:
-            return native.first_non_finite(library, gradients)
+    library = native.load() if backend in ("auto", "native") else None
+    dtype = gradients[0].dtype
+    if library is not None and all(g.dtype is dtype and native.usable(g) for g in gradients):
+        return native.first_non_finite(library, gradients)
     flat = [g.coalesce().values() if g.is_sparse else g for g in gradients]
     worst = torch.stack([t.detach().abs().amax().double().cpu() if t.numel() else torch.zeros(()) for t in flat])
     bad = (~torch.isfinite(worst)).nonzero()

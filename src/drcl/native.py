@@ -139,14 +139,17 @@ def load() -> ctypes.CDLL | None:
         return None
 
 
-def usable(tensors: Sequence[Tensor]) -> bool:
+def usable(first: Tensor, others: Sequence[Tensor | None] = ()) -> bool:
     """One parameter's tensors can share a flat loop: CPU, one float type, the same dense memory layout."""
-    first = tensors[0]
-    if first.device.type != "cpu" or first.dtype not in SUFFIX:
+    if not first.is_cpu or first.dtype not in SUFFIX or first.layout is not torch.strided:
         return False
     if not (first.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(first)):
         return False
-    return all(t.dtype == first.dtype and t.device == first.device and t.stride() == first.stride() for t in tensors)
+    dtype, stride = first.dtype, first.stride()
+    for t in others:  # noqa: SIM110 (a generator takes twice the time, and this runs for every parameter and step)
+        if t is not None and (t.dtype is not dtype or not t.is_cpu or t.stride() != stride):
+            return False
+    return True
 
 
 def _pointers(tensors: Sequence[Tensor] | None) -> ctypes.Array | None:

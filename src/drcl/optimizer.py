@@ -265,14 +265,15 @@ class DRCL(torch.optim.Optimizer):
             self._check_gradients()
         if self.inner is None and self.solver.plasticity_steps == 1:
             for group in self.param_groups:
-                self._sgd(group, protected=False)
-                self._negotiate(group, self._fused_weights(group), self._rule(group, group["lr"]))
+                plain, held = self._divided(group)
+                self._sgd(group, plain)
+                self._negotiate(group, self._fused_weights(group, held), self._rule(group, group["lr"]))
             return loss
         self._begin(every=lbfgs)
         if self.inner is None:
             for group in self.param_groups:
-                self._sgd(group, protected=False)
-                self._sgd(group, protected=True)
+                for params in self._divided(group):
+                    self._sgd(group, params)
         elif lbfgs and closure is not None:
             loss = self.inner.step(self._checked(closure))
         else:
@@ -341,18 +342,27 @@ class DRCL(torch.optim.Optimizer):
             self._negotiate(group, weights, self._rule({**group, **plain}, gamma))
         self._progress["steps_in_proposal"] = 0
 
-    def _sgd(self, group: dict[str, Any], protected: bool) -> None:
-        """Torch's own SGD on the unprotected (or the protected) parameters of a group."""
-        chosen = [p for p in group["params"] if p.grad is not None and self._held(group, p) == protected]
-        if not chosen:
+    def _divided(self, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+        """The parameters with a gradient: those nothing protects, and those that are held."""
+        plain: list[Tensor] = []
+        held: list[Tensor] = []
+        for p in group["params"]:
+            if p.grad is not None:
+                (held if self._held(group, p) else plain).append(p)
+        return plain, held
+
+    def _sgd(self, group: dict[str, Any], chosen: list[Tensor]) -> None:
+        """Torch's own SGD on some parameters of a group."""
+        gradients = [p.grad for p in chosen if p.grad is not None]
+        if not gradients:
             return
         momentum = group["momentum"]
         buffers = [self.state[p].get("momentum_buffer") if momentum else None for p in chosen]
         sgd(
             chosen,
-            [p.grad for p in chosen],
+            gradients,
             buffers,
-            has_sparse_grad=any(p.grad.is_sparse for p in chosen),
+            has_sparse_grad=any(g.is_sparse for g in gradients),
             foreach=None,
             fused=None,
             **{k: group[k] for k in ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")},
@@ -365,11 +375,10 @@ class DRCL(torch.optim.Optimizer):
         state = self.state[p]
         return Weight(p, g, state["anchor"], state["importance"], state.get("z"))
 
-    def _fused_weights(self, group: dict[str, Any]) -> list[Weight]:
+    def _fused_weights(self, group: dict[str, Any], held: list[Tensor]) -> list[Weight]:
         weights = []
-        for p in group["params"]:
-            if p.grad is None or not self._held(group, p):
-                continue
+        for p in held:
+            assert p.grad is not None
             weight = self._weight(p, p.grad)
             if group["momentum"]:
                 state = self.state[p]
@@ -412,16 +421,18 @@ class DRCL(torch.optim.Optimizer):
 
     def _check_gradients(self) -> None:
         """Everything a step can refuse, before it changes anything."""
-        for p, _ in self.protected():
-            if p.grad is not None and p.grad.is_sparse:
-                raise ValueError(
-                    f"parameter {self.name_of(p)!r} is protected but has a sparse gradient; use sparse=False in its "
-                    "module, or put it in a group with free=True"
-                )
-        if not self.solver.check_finite:
-            return
-        owners = [p for g in self.param_groups for p in g["params"] if p.grad is not None and p.grad.numel()]
-        if not owners:
+        owners = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse and self._held(group, p):
+                    raise ValueError(
+                        f"parameter {self.name_of(p)!r} is protected but has a sparse gradient; use sparse=False in "
+                        "its module, or put it in a group with free=True"
+                    )
+                owners.append(p)
+        if not self.solver.check_finite or not owners:
             return
         bad = kernels.first_non_finite([p.grad for p in owners], self.solver.backend)
         if bad >= 0:

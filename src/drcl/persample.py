@@ -183,7 +183,14 @@ class _Plan:
     def _explain(self, pair: Any, error: Exception) -> NoReturn:
         """Say what is wrong: with a batch or with what comes of it, or else with a single sample."""
         with torch.no_grad():
-            output, target = self.forward(self.model, pair)
+            try:
+                output, target = self.forward(self.model, pair)
+            except RuntimeError as reason:
+                shapes = ", ".join(str(list(t.shape)) for t in tensors(pair))
+                raise RuntimeError(
+                    f"the model cannot take a batch of the data ({reason}); its first two samples together have the "
+                    f"shapes {shapes}: check the loader, or pass forward=lambda model, batch: (output, target)"
+                ) from reason
             try:
                 self.forward(self.model, take(pair, [0]))
             except Exception:
