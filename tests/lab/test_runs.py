@@ -151,6 +151,7 @@ def test_killed_in_the_middle_of_a_task_it_ends_bit_for_bit(method, whole, kille
     "options",
     [
         {"importance": "path"},
+        {"importance": "kronecker", "labels": "exact", "plasticity_steps": 3},
         {"importance": "mas", "iterations": 2},
         {"splitting": "implicit", "inner_steps": 3},
         {"plasticity_steps": 3, "stable": 0.5},

@@ -23,15 +23,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from drcl import DRCL, MAS, Fisher, PathIntegral
+from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
 from drcl.importance import Importance
 from drcl.lab import seeds
 from drcl.lab.methods.base import Method, Setting
 from drcl.lab.networks import Network
-from drcl.lab.parallel import Reduced
+from drcl.lab.parallel import Reduced, world
 from drcl.lab.streams import Task
 from drcl.lab.training import option
 from drcl.options import SPLITTINGS
+from drcl.sampling import tensors
 
 
 @dataclass
@@ -56,10 +57,15 @@ class DouglasRachford(Method):
     memory: Literal["sum", "latest"] | float = option("sum", "importance over tasks: sum, latest, or a decay")
     damping: float = option(0.0, "added to the importance of every weight")
     momentum: float | None = option(None, "momentum of the plasticity step; none takes the benchmark's")
-    importance: Literal["fisher", "mas", "path"] = option("fisher", "how importance is estimated")
+    importance: Literal["fisher", "kronecker", "mas", "path"] = option(
+        "fisher", "how importance is estimated; kronecker protects directions in place of single weights"
+    )
     samples: int | None = option(1000, "training images a task for it; none takes all")
     labels: Literal["sampled", "empirical", "exact"] = option(
         "sampled", "labels in the Fisher: drawn from the model, those of the data, or the mean over all classes"
+    )
+    eigenvalues: Literal["exact", "product"] = option(
+        "exact", "kronecker: how the importance of directions is measured"
     )
     path_damping: float = option(0.1, "damping of the path integral")
     backend: Literal["auto", "native", "foreach", "compile", "reference"] = option("auto", "who computes the step")
@@ -75,6 +81,8 @@ class DouglasRachford(Method):
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
+        if self.importance == "kronecker" and world().size > 1:
+            raise ValueError("drcl: importance=kronecker is not reduced over processes; run it on one, or take fisher")
         guarded = self.protected()
         groups: list[dict[str, Any]] = [{"params": list(guarded.items())}]
         free = {n: p for n, p in model.named_parameters() if n not in guarded}
@@ -126,6 +134,8 @@ class DouglasRachford(Method):
         seed = seeds.derive(self.setting.seed, "importance", task.index)
         if self._path is not None:
             return self._path
+        if self.importance == "kronecker":
+            return Kronecker(samples=count, labels=self.labels, seed=seed, eigenvalues=self.eigenvalues)
         if self.importance == "mas":
             return Reduced(MAS(samples=count, seed=seed))
         return Reduced(Fisher(samples=count, labels=self.labels, seed=seed))
@@ -140,8 +150,9 @@ class DouglasRachford(Method):
             self._path.load_state_dict(state["path"])
 
     def state_bytes(self) -> int:
-        """Anchor, importance and z; and the way so far where importance is a path integral."""
-        kept = [s[k] for _, s in self._optimizer.protected() for k in ("anchor", "importance", "z") if k in s]
+        """Anchor, importance and z; factors and directions; the way so far where importance is a path integral."""
+        kept = [*tensors(self._optimizer.state_dict().get("layers", []))]
+        kept += [s[k] for _, s in self._optimizer.protected() for k in ("anchor", "importance", "z") if k in s]
         if self._path is not None:
             path = self._path.state_dict()
             kept += [*path["start"], *path["omega"]]
