@@ -97,6 +97,7 @@ def test_fashion_mnist(mnist: tuple[Path, list[np.ndarray]], root: Path) -> None
         (FILES[1], struct.pack(">II", 0x801, 7) + bytes([0, 1, 2, 3, 4, 5, 10]), "labels 0 to 10"),
         (FILES[0], gzip.compress(bytes(9000))[:-9], "damaged or truncated gzip"),
     ],
+    ids=["labels for images", "floats", "short", "long", "header", "count", "label", "gzip"],  # gzip holds the time
 )
 def test_wrong_files_are_refused(
     mnist: tuple[Path, list[np.ndarray]], file: str, content: bytes, sentence: str
