@@ -173,6 +173,7 @@ def test_unknown_names():
             {"splitting": "peaceman"},
             "splitting='peaceman' is unknown; use one of 'douglas-rachford', 'forward-backward'",
         ),
+        ({"normalise": "layer"}, "normalise='layer' is unknown; use one of 'global', 'tensor'"),
         ({"backend": "cuda"}, "backend='cuda' is unknown; use one of 'auto', 'native'"),
     ):
         with pytest.raises(ValueError, match=pattern):

@@ -71,6 +71,10 @@ class DRCL(torch.optim.Optimizer):
             proposal that is not finished.
         inner_steps: gradient evaluations of the implicit proposal.
         memory: importance over tasks: "sum", "latest", or a decay in [0, 1].
+        normalise: the unit of importance. "global": the sum over tasks is divided by its mean over all protected
+            weights, so layers and tasks of larger gradients count for more. "tensor": before it is added up, each
+            task's importance is also divided by its own mean within each parameter tensor (with ``drcl.Kronecker``
+            within each layer), so every layer and every task counts alike.
         damping: added to the mean-one importance, so that weights of no importance are held a little too.
         backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.kernels``).
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
@@ -93,6 +97,7 @@ class DRCL(torch.optim.Optimizer):
         memory: str | float = "sum",
         backend: str = "auto",
         *,
+        normalise: str = "global",
         dampening: float = 0.0,
         maximize: bool = False,
         damping: float = 0.0,
@@ -109,6 +114,7 @@ class DRCL(torch.optim.Optimizer):
             inner_steps=inner_steps,
             tolerance=tolerance,
             memory=memory,
+            normalise=normalise,
             backend=backend,
             check_finite=check_finite,
         )
@@ -159,7 +165,7 @@ class DRCL(torch.optim.Optimizer):
 
     @property
     def importance_mean(self) -> float:
-        """The mean the importance was divided by: multiply it back to compare with an estimator's own numbers."""
+        """The mean the importance was divided by: multiply it back to have the sum over tasks."""
         return float(self._progress["importance_mean"])
 
     @property

@@ -12,6 +12,7 @@ from drcl.kernels import BACKENDS
 from drcl.prox import L1, ElasticNet, Prox
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
+NORMALISATIONS = ("global", "tensor")
 GROUP_OPTIONS = {
     *("params", "param_names", "lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize"),
     *("strength", "stable", "free", "damping", "chosen_strength"),
@@ -58,11 +59,13 @@ class Solver:
     inner_steps: int
     tolerance: float | None
     memory: str | float
+    normalise: str
     backend: str
     check_finite: bool
 
     def __post_init__(self) -> None:
         one_of("splitting", self.splitting, SPLITTINGS)
+        one_of("normalise", self.normalise, NORMALISATIONS)
         one_of("backend", self.backend, BACKENDS)
         memory(self.memory)
         for name in ("iterations", "plasticity_steps", "inner_steps"):

@@ -55,6 +55,9 @@ class DouglasRachford(Method):
     plasticity_steps: int = option(1, "optimizer steps that form one proposal")
     inner_steps: int = option(20, "gradient evaluations of the implicit proposal")
     memory: Literal["sum", "latest"] | float = option("sum", "importance over tasks: sum, latest, or a decay")
+    normalise: Literal["global", "tensor"] = option(
+        "global", "importance of mean one over the whole network, or for each task in each tensor"
+    )
     damping: float = option(0.0, "added to the importance of every weight")
     momentum: float | None = option(None, "momentum of the plasticity step; none takes the benchmark's")
     importance: Literal["fisher", "kronecker", "mas", "path"] = option(
@@ -67,6 +70,12 @@ class DouglasRachford(Method):
     eigenvalues: Literal["exact", "product"] = option(
         "exact", "kronecker: how the importance of directions is measured"
     )
+    convolutions: Literal["patches", "channels"] = option(
+        "patches", "kronecker: channels and kernel positions together, or channels only"
+    )
+    rank: int | None = option(None, "kronecker: at most this many directions a side told apart")
+    energy: float = option(1.0, "kronecker: as many directions a side as carry this share of its trace")
+    rest: Literal["mean", "free"] = option("mean", "kronecker: directions left out by these two held as one, or free")
     path_damping: float = option(0.1, "damping of the path integral")
     backend: Literal["auto", "native", "foreach", "compile", "reference"] = option("auto", "who computes the step")
 
@@ -78,6 +87,7 @@ class DouglasRachford(Method):
         assert self.splitting in SPLITTINGS
         self._make([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.0)  # the library checks the rest
         PathIntegral(self.path_damping)
+        Kronecker(**self._directions())
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
@@ -101,7 +111,10 @@ class DouglasRachford(Method):
 
     def _solver(self) -> dict[str, Any]:
         own = ("strength", "stable", "prox", "splitting", "iterations", "plasticity_steps", "tolerance", "memory")
-        return {k: getattr(self, k) for k in (*own, "damping", "inner_steps", "backend")}
+        return {k: getattr(self, k) for k in (*own, "normalise", "damping", "inner_steps", "backend")}
+
+    def _directions(self) -> dict[str, Any]:
+        return {k: getattr(self, k) for k in ("eigenvalues", "convolutions", "rank", "energy", "rest")}
 
     def _make(self, params: Any, **sgd: Any) -> DRCL:
         return DRCL(params, **sgd, **self._solver())
@@ -135,7 +148,7 @@ class DouglasRachford(Method):
         if self._path is not None:
             return self._path
         if self.importance == "kronecker":
-            return Kronecker(samples=count, labels=self.labels, seed=seed, eigenvalues=self.eigenvalues)
+            return Kronecker(samples=count, labels=self.labels, seed=seed, **self._directions())
         if self.importance == "mas":
             return Reduced(MAS(samples=count, seed=seed))
         return Reduced(Fisher(samples=count, labels=self.labels, seed=seed))
