@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -78,6 +79,9 @@ class DRCL(torch.optim.Optimizer):
         damping: added to the mean-one importance, so that weights of no importance are held a little too.
         backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.kernels``).
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
+        preset: "paper" takes the paper's literal settings: lr 5e-3 without momentum, strength 10 on L1, five iterations
+            of Douglas-Rachford on each batch (``step(closure)``), importance of the latest task only, in units of its
+            mean. Of these only lr may be given beside it; a value equal to its default here counts as left out.
     """
 
     def __init__(
@@ -103,22 +107,24 @@ class DRCL(torch.optim.Optimizer):
         damping: float = 0.0,
         inner_steps: int = 20,
         check_finite: bool = True,
+        preset: str | None = None,
         _inner: torch.optim.Optimizer | None = None,
     ) -> None:
+        own: dict[str, Any] = dict(lr=lr, momentum=momentum, strength=strength, stable=stable, damping=damping)
+        how: dict[str, Any] = dict(prox=prox, splitting=splitting, memory=memory, normalise=normalise)
+        how |= dict(iterations=iterations, plasticity_steps=plasticity_steps)
+        if preset is not None:
+            usual = {k: v.default for k, v in inspect.signature(DRCL.__init__).parameters.items()}
+            own, how = (options.preset(preset, given, usual) for given in (own, how))
         #: How the two operators negotiate; everything here is the same for all groups.
         self.solver = Solver(
-            prox=resolve(prox),
-            splitting=splitting,
-            iterations=iterations,
-            plasticity_steps=plasticity_steps,
+            **{**how, "prox": resolve(how["prox"])},
             inner_steps=inner_steps,
             tolerance=tolerance,
-            memory=memory,
-            normalise=normalise,
             backend=backend,
             check_finite=check_finite,
         )
-        if splitting == "implicit" and (momentum or _inner is not None):
+        if self.solver.splitting == "implicit" and (own["momentum"] or _inner is not None):
             raise ValueError(
                 "splitting='implicit' solves for the proposal itself: it takes no momentum and no wrapped optimizer; "
                 "use splitting='forward-backward' with those"
@@ -134,12 +140,12 @@ class DRCL(torch.optim.Optimizer):
         # Everything beside tensors that a resumed task needs; plain values only.
         self._progress: dict[str, Any] = {"mode": "train", "tasks": 0, "importance_mean": 0.0, "made": []}
         self._progress |= {"steps_in_proposal": 0, "gammas": []}
-        own = dict(strength=strength, stable=stable, free=False, damping=damping, chosen_strength=None)
+        own |= dict(free=False, chosen_strength=None)
         if _inner is None:
-            own |= dict(momentum=momentum, dampening=dampening, nesterov=nesterov)
-            own |= dict(weight_decay=weight_decay, maximize=maximize)
-            super().__init__(params, {"lr": lr, **own})
+            own |= dict(dampening=dampening, nesterov=nesterov, weight_decay=weight_decay, maximize=maximize)
+            super().__init__(params, own)
         else:
+            del own["lr"], own["momentum"]  # the wrapped optimizer's affair
             super().__init__([{**g} for g in _inner.param_groups], {**_inner.defaults, **own})
             self._link()
 
@@ -154,6 +160,8 @@ class DRCL(torch.optim.Optimizer):
         taken = {"lr", "momentum", "nesterov", "weight_decay", "dampening", "maximize"} & set(arguments)
         if taken:
             raise TypeError(f"{', '.join(sorted(taken))}: set these on the wrapped {type(optimizer).__name__}")
+        if arguments.get("preset") is not None:
+            raise TypeError(f"preset={arguments['preset']!r} is of plain SGD: give it to DRCL(params), not to around()")
         return cls([], strength=strength, _inner=optimizer, **arguments)
 
     # -- what the model holds ------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from drcl import Kronecker
+from drcl.lab.config import RunConfig
 from drcl.lab.methods.drcl import DouglasRachford
 
-from .loop import Walk, assert_resumes, toy_stream
+from .loop import Walk, assert_resumes, assert_same_weights, toy_stream
 
 
 def kronecker(**options) -> DouglasRachford:
@@ -57,3 +58,53 @@ def test_bad_values_are_refused_by_name(options, message):
 @pytest.mark.parametrize("options", [{"normalise": "tensor"}, {"normalise": "tensor", "rank": 3}], ids=str)
 def test_it_resumes(options):
     assert_resumes(lambda: kronecker(**options), "cnn")
+
+
+# ---- presets
+
+PAPER = {
+    "momentum": 0.0, "strength": 10.0, "stable": None, "prox": "l1", "splitting": "douglas-rachford", "iterations": 5,
+    "plasticity_steps": 1, "memory": "latest", "normalise": "global", "damping": 0.0,
+}  # fmt: skip
+
+
+def test_the_preset_is_the_paper_with_the_learning_rate_of_the_run():
+    walk = Walk(DouglasRachford(preset="paper", samples=12), toy_stream(tasks=2), lr=0.02, momentum=0.9).run()
+    spelt = Walk(DouglasRachford(samples=12, **PAPER), toy_stream(tasks=2), lr=0.02, momentum=0.9).run()
+    assert_same_weights(walk.model, spelt.model)
+    optimizer = walk.method._optimizer
+    assert optimizer.param_groups[0]["lr"] == 0.02
+    assert optimizer.param_groups[0]["momentum"] == 0.0
+    assert (optimizer.solver.iterations, optimizer.solver.memory) == (5, "latest")
+    assert optimizer.strengths == [10.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("strength", 3.0),
+        ("momentum", 0.9),
+        ("memory", 0.5),
+        ("iterations", 2),
+        ("stable", 0.8),
+        ("normalise", "tensor"),
+    ],
+)
+def test_what_a_preset_fixes_is_refused_beside_it(name, value):
+    with pytest.raises(ValueError, match=f"^{name}={value!r} beside preset='paper', which stands for {name}="):
+        DouglasRachford(preset="paper", **{name: value})
+    DouglasRachford(preset="paper", **{name: PAPER[name]})
+
+
+def test_a_preset_takes_no_adam_and_no_unknown_name():
+    with pytest.raises(ValueError, match="preset=paper is of plain SGD; take optimizer=sgd, not adam"):
+        Walk(DouglasRachford(preset="paper"), toy_stream(tasks=1), optimizer="adam")
+    with pytest.raises(ValueError, match="preset='papers' is unknown"):
+        DouglasRachford(preset="papers")
+
+
+def test_the_record_of_a_run_says_what_a_preset_stood_for(tmp_path):
+    config = RunConfig.make("digits-split", "drcl", 0, {"preset": "paper"})
+    assert config.resolved().method_options.items() >= PAPER.items()
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    assert RunConfig.from_toml(tmp_path / "config.toml").key() == config.key()
