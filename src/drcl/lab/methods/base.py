@@ -38,6 +38,14 @@ from drcl.lab.streams import Scenario, Stream, Task
 from drcl.sampling import tensors
 
 
+class Knob(NamedTuple):
+    """The option that weighs old against new, and the range in which to look for it at first."""
+
+    name: str
+    low: float = 1e-3
+    high: float = 1e3
+
+
 class Batch(NamedTuple):
     """Images, labels and the head that answers: one for all, or one an image."""
 
@@ -114,6 +122,7 @@ class Method:
 
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""
+    tunes: ClassVar[Knob | None] = None  # what `drcl tune` chooses; None where there is nothing of the kind
     stages: ClassVar[int] = 1
     keeps_optimizer: ClassVar[bool] = False  # one for the whole run, saved as part of its own state
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
 from drcl.importance import Importance
 from drcl.lab import seeds
-from drcl.lab.methods.base import Method, Setting
+from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.parallel import Reduced, world
 from drcl.lab.streams import Task
@@ -41,6 +41,7 @@ class DouglasRachford(Method):
 
     name: ClassVar[str] = "drcl"
     about: ClassVar[str] = "Douglas-Rachford continual learning: a proximal step about the old weights"
+    tunes: ClassVar[Knob | None] = Knob("strength")
 
     keeps_optimizer: ClassVar[bool] = True
 

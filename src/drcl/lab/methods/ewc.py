@@ -25,7 +25,7 @@ from torch import Tensor
 from drcl.importance import Fisher
 from drcl.lab import seeds
 from drcl.lab.methods import _quadratic
-from drcl.lab.methods.base import Method
+from drcl.lab.methods.base import Knob, Method
 from drcl.lab.parallel import Reduced
 from drcl.lab.streams import Task
 from drcl.lab.training import option
@@ -37,6 +37,7 @@ class EWC(Method):
 
     name: ClassVar[str] = "ewc"
     about: ClassVar[str] = "elastic weight consolidation: quadratic penalty weighted by the Fisher information"
+    tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(100.0, "strength of the penalty")
     kind: Literal["online", "separate", "averaged"] = option("online", "how several tasks add up")

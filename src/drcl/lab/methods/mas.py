@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from drcl.importance import MAS as Estimator
 from drcl.lab import seeds
 from drcl.lab.methods import _checks, _quadratic
-from drcl.lab.methods.base import Method, Setting
+from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.networks.norms import BatchNorm
 from drcl.lab.parallel import Reduced
@@ -32,6 +32,7 @@ class MAS(Method):
 
     name: ClassVar[str] = "mas"
     about: ClassVar[str] = "memory aware synapses: quadratic penalty weighted by the output's sensitivity"
+    tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(1.0, "strength of the penalty")
     decay: float = option(1.0, "what is left of the old importance when a task's is added; 1 sums up all tasks")
