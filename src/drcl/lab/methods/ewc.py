@@ -90,12 +90,11 @@ class EWC(Method):
         self.gradients += -(-count // self.setting.batch)
         seed = seeds.derive(self.setting.seed, "fisher", task.index)
         estimator = Reduced(Fisher(samples=count, labels=self.labels, seed=seed))
-        return estimator.estimate(
-            self.model,
-            list(self.sample(task, count, "fisher")),
-            self.protected(),
-            lambda model, batch: (model(batch[0], task.head), batch[1]),
-        )
+        batches = list(self.sample(task, count, "fisher"))
+        with self.one_by_one(task, batches):
+            return estimator.estimate(
+                self.model, batches, self.protected(), lambda model, batch: (model(batch[0], task.head), batch[1])
+            )
 
     def _warn(self) -> None:
         # Several anchors pull together, so their curvatures add up weight by weight.
