@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from drcl.lab import networks, streams
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.networks import Heads, Network, count_parameters
-from drcl.lab.networks.norms import make_norm
+from drcl.lab.networks.norms import make_norm, settled
 
 
 def stream(scenario="task", shape=(1, 8, 8), classes=6, per_task=2) -> streams.Stream:
@@ -293,6 +293,27 @@ def test_shared_statistics_are_overwritten_and_batch_has_none():
     out = make_norm("batch", 4).eval()(torch.randn(64, 4) * 7 + 3)
     assert out.mean(0).abs().max() < 1e-5
     assert (out.var(0, unbiased=False) - 1).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["alexnet-gpm", "resnet18-reduced"])
+def test_settled_images_are_answered_alone_as_they_were_in_their_batch(kind):
+    spec = {"kind": kind, "norm": "batch"} | ({"width": 0.05} if kind == "alexnet-gpm" else {"filters": 2})
+    model = networks.build(spec, stream("task", (3, 32, 32)), seed=0).eval()
+    x = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    before = set(model.state_dict())
+    with torch.no_grad():
+        together = model(x, 0)
+
+        def look() -> int:
+            model(x, 0)
+            return len(x)
+
+        with settled(model, look):
+            alone = torch.cat([model(each[None], 0) for each in x])
+        again = model(x, 0)
+    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
+    assert torch.equal(again, together)
+    assert set(model.state_dict()) == before
 
 
 def test_group_norm_never_looks_at_other_examples():

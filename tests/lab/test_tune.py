@@ -9,7 +9,7 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from drcl.lab import sweep, workers
+from drcl.lab import methods, options, sweep, workers
 from drcl.lab.batches import Examples
 from drcl.lab.benchmarks import Benchmark
 from drcl.lab.cli import app
@@ -58,6 +58,26 @@ def test_a_value_is_never_tried_twice_even_if_all_fail():
 def test_a_senseless_search_is_refused(given):
     with pytest.raises(ValueError, match=r"range|budget"):
         Search(**{"low": 1.0, "high": 10.0, "budget": 5, **given})
+
+
+def test_the_search_turns_back_where_a_method_allows_no_more():
+    made = Search(0.5, 0.99, 12, lambda value: 0 < value < 1)
+    while asked := made.proposals():
+        for value in asked:
+            made.scores[value] = value  # the best would lie at the very end
+    assert len(made.scores) == 12
+    assert all(0.5 <= value < 1 for value in made.scores)
+    assert made.best == 0.99  # an end is tried as it was given, not rounded up to 1
+
+
+def test_close_values_get_the_digits_that_tell_them_apart():
+    made = Search(0.98, 0.99, 9, lambda value: 0.98 <= value <= 0.99)
+    seen: list[float] = []
+    while asked := made.proposals():
+        seen += asked
+        made.scores |= {value: -abs(value - 0.986) for value in asked}
+    assert len(seen) == len(set(seen)) == 9
+    assert abs(made.best - 0.986) < 0.002
 
 
 def test_the_best_of_failed_trials_is_none(tmp_path):
@@ -185,6 +205,70 @@ def test_a_run_judged_on_validation_data_needs_some(tmp_path):
     plan = {"benchmarks": "digits-split", "methods": "sgd", "options": {**QUICK, "evaluate_on": "valid"}}
     outcome = sweep.run(sweep.jobs(sweep.plan(plan), tmp_path), workers.here)
     assert "hold some out with valid=0.2" in outcome.failed[0][1]
+
+
+WITHOUT = {"agem", "er", "joint", "sgd", "spg"}
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_names_what_is_tuned_or_has_nothing_to_tune(method, tmp_path):
+    if method in WITHOUT:
+        with pytest.raises(ValueError, match=f"'{method}' has no strength to tune"):
+            Tuning("digits-split", [method], tmp_path)
+        return
+    tuning = Tuning("digits-split", [method], tmp_path)
+    own = methods.get(method).tunes
+    for value in tuning.search(method).proposals():
+        assert tuning.config(method, value).method_options == {own.name: value}
+    usual = options.defaults(methods.get(method))[own.name]
+    assert own.low <= usual <= own.high
+
+
+def test_what_the_papers_tune():
+    found = {m: methods.get(m).tunes.name for m in methods.names() if m not in WITHOUT}
+    assert found == {
+        **{"drcl": "strength", "ucl": "strength", "si": "c", "tag": "b", "upgd": "sigma", "mesu": "c_sigma"},
+        **{"gpm": "threshold", "became": "threshold", "sgp": "alpha", "wsn": "density"},
+        **dict.fromkeys(("ewc", "evcl", "hat", "l2", "mas", "star"), "lam"),
+    }
+
+
+def test_a_range_the_method_does_not_allow_is_refused_with_what_it_allows(tmp_path):
+    command = ["tune", "digits-split", "--methods", "si,gpm", "--range", "0.01:100", "--out", str(tmp_path)]
+    answer = CliRunner().invoke(app, command)
+    assert answer.exit_code == 2
+    said = " ".join(answer.stderr.split())
+    assert "gpm: threshold=100.0 must lie between 0.0 and 1.0" in said
+    assert "the range 0.01:100 reaches there" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_option_that_has_nothing_to_do_with_the_range_is_not_blamed_on_it(tmp_path):
+    with pytest.raises(ValueError, match="epochs") as refusal:
+        Tuning("digits-split", ["ewc"], tmp_path, options={"epochs": 0})
+    assert "range" not in str(refusal.value)
+    with pytest.raises(ValueError, match="'lamb' is not an option of 'ewc': did you mean 'lam'"):
+        Tuning("digits-split", ["ewc"], tmp_path, keys={"ewc": "lamb"})
+
+
+def test_whole_numbers_are_tuned_by_name(tmp_path):
+    tuning = Tuning("digits-split", ["er"], tmp_path, budget=5, low=10, high=1000, keys={"er": "memory"})
+    assert tuning.search("er").proposals() == [10, 100, 1000]
+    assert tuning.config("er", 100.0).method_options == {"memory": 100}
+    with pytest.raises(ValueError, match=r"memory=0.001: give a whole number"):
+        Tuning("digits-split", ["er"], tmp_path, keys={"er": "memory"})
+
+
+def test_each_method_is_searched_in_its_own_range(tmp_path):
+    given = {"epochs": 1, "limit_per_class": 10, "model.hidden": [8]}
+    tuning = Tuning("digits-split", ["si", "wsn"], tmp_path, tasks=1, budget=4, options=given)
+    trials = tuning.run(workers.here)
+    assert {trial.outcome for trial in trials} == {"done"}
+    values = {m: [t.value for t in trials if t.method == m] for m in ("si", "wsn")}
+    assert values["si"][:3] == [0.001, 1.0, 1000.0]
+    assert values["wsn"][:3] == [0.01, 0.1, 1.0]
+    assert len(values["si"]) == len(values["wsn"]) == 4
+    assert all(0 < value <= 1 for value in values["wsn"])
 
 
 def test_a_method_without_strength_is_refused_in_a_sentence(tmp_path):

@@ -1,7 +1,8 @@
 """Choosing each method's strength fairly: on the first tasks, on validation data alone, with equal budgets.
 
 The search is the same for every method: a coarse grid on a log scale, then steps between the best value and its
-neighbours, or beyond the end of the grid if the best value stands there. No test set is read.
+neighbours, or beyond the end of the grid if the best value stands there and the method allows it. What is tuned and
+where the grid lies, each method says itself. No test set is read.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import tomli_w
 
 from drcl.lab import benchmarks, methods, options, sweep
 from drcl.lab.config import RunConfig
+from drcl.lab.methods import Knob
 from drcl.lab.rundir import Run
 
-STRENGTHS = ("strength", "lam")  # how methods call the one number that weighs old against new
 HELD_OUT = 0.2  # of the training data, where a benchmark has no validation split of its own
 
 
@@ -43,6 +44,7 @@ class Search:
     low: float
     high: float
     budget: int
+    allowed: Callable[[float], bool] = lambda value: True
     scores: dict[float, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,35 +63,36 @@ class Search:
         if not self.scores:
             points = max(3, (self.budget + 1) // 2)
             ratio = math.log(self.high / self.low) / (points - 1)
-            return [rounded(self.low * math.exp(ratio * k)) for k in range(points)]
-        return [] if len(self.scores) >= self.budget else [self._next()]
+            inner = [rounded(self.low * math.exp(ratio * k)) for k in range(1, points - 1)]
+            return [value for value in dict.fromkeys([self.low, *inner, self.high]) if self.allowed(value)]
+        if len(self.scores) >= self.budget:
+            return []
+        value = self._next()
+        return [value] if self.allowed(value) else []
 
     def _next(self) -> float:
         tried = sorted(self.scores)
         place = tried.index(self.best)
-        step = tried[1] / tried[0]
-        if place == 0:
-            return rounded(tried[0] / step)
-        if place == len(tried) - 1:
-            return rounded(tried[-1] * tried[-1] / tried[-2])
-        below, above = tried[place] / tried[place - 1], tried[place + 1] / tried[place]
+        here, last = tried[place], len(tried) - 1
+        if place in (0, last):
+            other = tried[1] if place == 0 else tried[-2]
+            beyond = self._new(here * here / other)
+            return beyond if self.allowed(beyond) else self._new(math.sqrt(here * other))
+        below, above = here / tried[place - 1], tried[place + 1] / here
         if math.isclose(below, above, rel_tol=0.05):  # equal gaps: towards the better neighbour
             upwards = self.scores[tried[place + 1]] > self.scores[tried[place - 1]]
         else:
             upwards = above > below
-        other = tried[place + 1] if upwards else tried[place - 1]
-        return rounded(math.sqrt(tried[place] * other))
+        return self._new(math.sqrt(here * (tried[place + 1] if upwards else tried[place - 1])))
+
+    def _new(self, value: float) -> float:
+        """The value with as few digits as tell it from those tried."""
+        return next(short for k in range(2, 18) if (short := rounded(value, k)) not in self.scores)
 
 
-def rounded(value: float) -> float:
-    """Two digits are more than a strength needs, and they are readable."""
-    return float(f"{value:.1e}")
-
-
-def strength_key(method: str) -> str | None:
-    """The name of the method's strength, if it has one."""
-    known = options.hints(methods.get(method))
-    return next((key for key in STRENGTHS if key in known), None)
+def rounded(value: float, digits: int = 2) -> float:
+    """Two digits are more than most strengths need, and they are readable."""
+    return float(f"{value:.{digits - 1}e}")
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,8 @@ class Tuning:
     tasks: int = 3
     budget: int = 8
     seed: int = 0
-    low: float = 1e-3
-    high: float = 1e3
+    low: float | None = None  # None: each method's own range
+    high: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     data_root: Path | None = None
@@ -116,19 +119,41 @@ class Tuning:
             if key.partition(".")[0] in methods.names() and key.partition(".")[0] not in self.methods:
                 raise ValueError(f"{key!r} is an option of a method that is not tuned here")
         for method in self.methods:
-            self.key(method)
-            self.config(method, math.sqrt(self.low * self.high))
-        self.search()
+            search = self.search(method)
+            RunConfig.make(self.benchmark, method, self.seed, self.options_of(method))  # not the range's fault
+            for end in (search.low, search.high):
+                try:
+                    self.config(method, end)
+                except ValueError as wrong:
+                    reach = f"the range {search.low:g}:{search.high:g} reaches there; give one inside what is allowed"
+                    raise ValueError(f"{wrong} ({reach})") from None
+
+    def knob(self, method: str) -> Knob:
+        """What is tuned of a method, and where."""
+        own, key = methods.get(method).tunes, self.keys.get(method)
+        known = options.hints(methods.get(method))
+        if key is not None and key not in known:
+            raise ValueError(f"{key!r} is not an option of {method!r}: {options.nearest(key, known)}")
+        found = own if key is None or (own is not None and own.name == key) else Knob(key)
+        if found is None:
+            named = ", ".join(known) or "none"
+            raise ValueError(f"{method!r} has no strength to tune (its options: {named}); leave it out or name a key")
+        low, high = found.low if self.low is None else self.low, found.high if self.high is None else self.high
+        return Knob(found.name, low, high)
 
     def key(self, method: str) -> str:
-        found = self.keys.get(method) or strength_key(method)
-        if found is None:
-            known = ", ".join(options.hints(methods.get(method))) or "none"
-            raise ValueError(f"{method!r} has no strength to tune (its options: {known}); leave it out or name a key")
-        return found
+        return self.knob(method).name
 
-    def search(self) -> Search:
-        return Search(self.low, self.high, self.budget)
+    def search(self, method: str) -> Search:
+        _, low, high = self.knob(method)
+        return Search(low, high, self.budget, lambda value: self._allowed(method, value))
+
+    def _allowed(self, method: str, value: float) -> bool:
+        try:
+            self.config(method, value)
+        except ValueError:
+            return False
+        return True
 
     def config(self, method: str, value: float) -> RunConfig:
         """The trial run: first tasks only, scored on validation data, which is held out if there is none."""
@@ -157,7 +182,7 @@ class Tuning:
         self, backend: sweep.Backend, watch: Callable[[Sequence[sweep.Job]], sweep.Tell] | None = None
     ) -> list[Trial]:
         """Every trial of every method, in rounds that all methods take part in."""
-        searches = {method: self.search() for method in self.methods}
+        searches = {method: self.search(method) for method in self.methods}
         trials: list[Trial] = []
         while True:
             asked = [(method, value) for method, search in searches.items() for value in search.proposals()]

@@ -35,10 +35,6 @@ def fields(name: str) -> set[str]:
 @pytest.mark.parametrize("network", list(SPECS))
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_larger_networks_and_counts_its_cost(name, network):
-    if (name, network) == ("mas", "alexnet-gpm"):  # batch statistics: refused, see its own test
-        with pytest.raises(ValueError, match="mas: layer"):
-            learner(name, network)
-        return
     run = learner(name, network)
     run.run()
     assert all(math.isfinite(v) for i, row in enumerate(run.matrix) for v in row[: i + 1])

@@ -108,13 +108,25 @@ def test_state_is_two_numbers_a_weight():
     assert method.state_bytes() == 2 * 4 * sum(p.numel() for p in walk.model.groups()["trunk"].values())
 
 
-def test_batch_statistics_are_refused():
+def test_with_batch_statistics_an_image_is_normalised_by_those_of_the_sample():
     stream = toy_stream()
     setting = Setting("task", 3, stream.heads, stream.shape, 0, 0.1, 0.0, 8)
-    for norm in ("shared", "per-task", "frozen", "group"):
-        MAS().build(networks.build({"kind": "mlp", "hidden": [4], "norm": norm}, stream), setting)
-    with pytest.raises(ValueError, match=r"mas: layer 'trunk.norm1'.*choose norm="):
-        MAS().build(networks.build({"kind": "mlp", "hidden": [4], "norm": "batch"}, stream), setting)
+    method, task = MAS(), stream[0]
+    model = method.build(networks.build({"kind": "mlp", "hidden": [4], "norm": "batch"}, stream), setting)
+    # The same network with running statistics, set by hand to those of the one norm layer's inputs.
+    twin = networks.build({"kind": "mlp", "hidden": [4], "norm": "shared"}, stream)
+    twin.load_state_dict(model.state_dict(), strict=False)
+    x, _ = task.train.take(slice(None))
+    inputs = (x.flatten(1) @ model.trunk.fc1.weight.T + model.trunk.fc1.bias).detach()
+    twin.trunk.norm1.running_mean.copy_(inputs.mean(0))
+    twin.trunk.norm1.running_var.copy_(inputs.var(0, correction=0))
+    names = list(method.protected())
+    model.eval()
+    for name, found in method.importance(task).items():
+        torch.testing.assert_close(found, by_hand(twin, task, names)[name], rtol=1e-4, atol=1e-6)
+    assert model.state_dict().keys() == twin.state_dict().keys() - {
+        f"trunk.norm1.{word}" for word in ("running_mean", "running_var", "num_batches_tracked")
+    }
 
 
 @pytest.mark.parametrize("wrong", [{"lam": -1.0}, {"decay": 1.5}, {"samples": 0}])

@@ -113,6 +113,10 @@ def _methods(name: str | None) -> RenderableType:
                 default = Text(_value(row["default"]), style="green")
                 table.add_row(Text(row["name"], style="bold"), default, Text(row["help"]))
             parts.append(Padding(table, (0, 0, 0, 2)))
+        knob = methods.get(each).tunes
+        if name is not None and knob is not None:
+            tuned = f"drcl tune chooses {knob.name}, at first from {knob.low:g} to {knob.high:g}"
+            parts.append(Text(f"  {tuned}", style="dim"))
         parts.append(Text())
     return Group(*parts[:-1])
 

@@ -30,11 +30,12 @@ def tune(
     budget: Annotated[int, typer.Option("--budget", min=3, help="Trials for each method.")] = 8,
     seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of every trial.")] = 0,
     between: Annotated[
-        str, typer.Option("--range", metavar="LOW:HIGH", help="Strengths of the first, coarse grid.")
-    ] = "0.001:1000",
+        str | None,
+        typer.Option("--range", metavar="LOW:HIGH", help="Of the first, coarse grid; each method's own if left out."),
+    ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", metavar="METHOD=OPTION", help="What to tune if it is not called strength or lam."),
+        typer.Option("--key", metavar="METHOD=OPTION", help="What to tune in place of the method's own strength."),
     ] = None,
     option: Options = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials at the same time.")] = 1,
@@ -49,7 +50,7 @@ def tune(
     named = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not named:
         fail("--methods is empty: name at least one, such as --methods ewc,drcl", USAGE)
-    low, high = _range(between)
+    low, high = (None, None) if between is None else _range(between)
     with told(USAGE, ValueError, TypeError):
         chosen = Tuning(
             benchmark,

@@ -7,9 +7,9 @@ import pkgutil
 from functools import cache
 
 from drcl.lab import options
-from drcl.lab.methods.base import Batch, Method, Setting, Where
+from drcl.lab.methods.base import Batch, Knob, Method, Setting, Where
 
-__all__ = ["Batch", "Method", "Setting", "Where", "get", "names"]
+__all__ = ["Batch", "Knob", "Method", "Setting", "Where", "get", "names"]
 
 
 @cache

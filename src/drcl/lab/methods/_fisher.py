@@ -24,6 +24,7 @@ def diagonal(
     seed = seeds.derive(method.setting.seed, method.name, word, task.index)
     estimator = Reduced(Fisher(samples=count, labels=labels, seed=seed))
     batches = list(method.sample(task, count, word))
-    return estimator.estimate(
-        method.model, batches, parameters, lambda model, batch: (model(batch[0], task.head), batch[1])
-    )
+    with method.one_by_one(task, batches):
+        return estimator.estimate(
+            method.model, batches, parameters, lambda model, batch: (model(batch[0], task.head), batch[1])
+        )

@@ -38,7 +38,7 @@ def no_norms(method: str, model: Network) -> None:
         if isinstance(layer, NORMS):
             raise ValueError(
                 f"{method}: {name} is a {type(layer).__name__}, for which this method has no rule: "
-                "use a network without norm layers (mlp, cnn or alexnet with norm=none)"
+                "use a network without norm layers, such as model=alexnet, model=cnn or model=mlp"
             )
 
 
@@ -49,7 +49,7 @@ def chain(method: str, model: Network) -> nn.Sequential:
     if not isinstance(trunk, nn.Sequential) or not leaves:
         raise ValueError(
             f"{method}: a {type(trunk).__name__} is not a plain chain of layers (residual additions have no rule in "
-            "this method): use mlp, cnn, upgd-cnn or alexnet"
+            "this method): use model=alexnet, model=cnn, model=upgd-cnn or model=mlp"
         )
     return trunk
 

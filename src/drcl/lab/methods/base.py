@@ -34,8 +34,17 @@ from torch.nn import functional as F
 from drcl.lab import seeds
 from drcl.lab.batches import Examples
 from drcl.lab.networks import Network
+from drcl.lab.networks.norms import settled
 from drcl.lab.streams import Scenario, Stream, Task
 from drcl.sampling import tensors
+
+
+class Knob(NamedTuple):
+    """The option that weighs old against new, and the range in which to look for it at first."""
+
+    name: str
+    low: float = 1e-3
+    high: float = 1e3
 
 
 class Batch(NamedTuple):
@@ -114,6 +123,7 @@ class Method:
 
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""
+    tunes: ClassVar[Knob | None] = None  # what `drcl tune` chooses; None where there is nothing of the kind
     stages: ClassVar[int] = 1
     keeps_optimizer: ClassVar[bool] = False  # one for the whole run, saved as part of its own state
 
@@ -211,6 +221,23 @@ class Method:
             examples = examples.subset(order[:count])
         for x, y in examples.batches(128, shuffle=False, augment=False):
             yield x.to(self.setting.device), y.to(self.setting.device)
+
+    @contextlib.contextmanager
+    def one_by_one(self, task: Task, batches: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+        """Inside, each example of these has an output and a gradient of its own, in evaluation mode: where norm layers
+        look at the batch at hand, they use the statistics of these batches."""
+
+        def look() -> int:
+            several = [x for x, _ in batches if len(x) > 1]  # one alone has no statistics
+            if not several:
+                raise ValueError(f"{self.name}: one example is too few for norm layers that look at a whole batch")
+            with torch.no_grad():
+                for x in several:
+                    self.model(x, task.head)
+            return sum(map(len, several))
+
+        with settled(self.model, look):
+            yield
 
     def generator(self, *path: int | str) -> torch.Generator:
         """Random numbers for this moment of the run: the same after a resume, others at any other step."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from drcl.lab.methods import _fisher, _guards
+from drcl.lab.methods.base import Knob
 from drcl.lab.methods.sgp import SGP
 from drcl.lab.streams import Task
 from drcl.lab.training import option
@@ -35,6 +36,7 @@ class BECAME(SGP):
 
     name: ClassVar[str] = "became"
     about: ClassVar[str] = "merges a projected and a free solution by their Fisher information (ICML 2025)"
+    tunes: ClassVar[Knob | None] = Knob("threshold", 0.5, 0.99)
 
     host: Literal["gpm", "sgp"] = option("gpm", "projection of the first stage")
     fisher_samples: int = option(1000, "images of each task for the Fisher information")

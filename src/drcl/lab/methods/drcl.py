@@ -27,7 +27,7 @@ from torch import Tensor
 from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
 from drcl.importance import Importance
 from drcl.lab import seeds
-from drcl.lab.methods.base import Method, Setting
+from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.parallel import Reduced, world
 from drcl.lab.streams import Task
@@ -43,6 +43,7 @@ class DouglasRachford(Method):
 
     name: ClassVar[str] = "drcl"
     about: ClassVar[str] = "Douglas-Rachford continual learning: a proximal step about the old weights"
+    tunes: ClassVar[Knob | None] = Knob("strength")
 
     keeps_optimizer: ClassVar[bool] = True
 
@@ -142,21 +143,21 @@ class DouglasRachford(Method):
 
     def after_task(self, task: Task) -> None:
         count = len(task.train) if self.samples is None else min(self.samples, len(task.train))
-        batches = None
-        if self._path is None:
-            batches = list(self.sample(task, count, "importance"))
-            self.gradients += -(-count // self.setting.batch)
-        self._optimizer.consolidate(
-            self.model,
-            batches,
-            importance=self._estimator(count, task),
-            forward=lambda model, batch: (model(batch[0], task.head), batch[1]),
-        )
+        if self._path is not None:
+            self._optimizer.consolidate(self.model, None, importance=self._path)
+            return
+        batches = list(self.sample(task, count, "importance"))
+        self.gradients += -(-count // self.setting.batch)
+        with self.one_by_one(task, batches):
+            self._optimizer.consolidate(
+                self.model,
+                batches,
+                importance=self._estimator(count, task),
+                forward=lambda model, batch: (model(batch[0], task.head), batch[1]),
+            )
 
     def _estimator(self, count: int, task: Task) -> Importance:
         seed = seeds.derive(self.setting.seed, "importance", task.index)
-        if self._path is not None:
-            return self._path
         if self.importance == "kronecker":
             return Kronecker(samples=count, labels=self.labels, seed=seed, **self._directions())
         if self.importance == "mas":

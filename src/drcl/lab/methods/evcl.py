@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from drcl.lab import seeds
 from drcl.lab.methods import _fisher, _gaussian, _guards
-from drcl.lab.methods.base import Batch, Method, Setting
+from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 from drcl.lab.training import option
@@ -42,6 +42,7 @@ class EVCL(Method):
 
     name: ClassVar[str] = "evcl"
     about: ClassVar[str] = "variational continual learning with an elastic penalty (2024)"
+    tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(100.0, "strength of the elastic penalty; 0 is VCL")
     gamma: float = option(1.0, "what is left of the old Fisher information when a new one is added")

@@ -25,7 +25,7 @@ from torch import Tensor
 from drcl.importance import Fisher
 from drcl.lab import seeds
 from drcl.lab.methods import _quadratic
-from drcl.lab.methods.base import Method
+from drcl.lab.methods.base import Knob, Method
 from drcl.lab.parallel import Reduced
 from drcl.lab.streams import Task
 from drcl.lab.training import option
@@ -37,6 +37,7 @@ class EWC(Method):
 
     name: ClassVar[str] = "ewc"
     about: ClassVar[str] = "elastic weight consolidation: quadratic penalty weighted by the Fisher information"
+    tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(100.0, "strength of the penalty")
     kind: Literal["online", "separate", "averaged"] = option("online", "how several tasks add up")
@@ -89,12 +90,11 @@ class EWC(Method):
         self.gradients += -(-count // self.setting.batch)
         seed = seeds.derive(self.setting.seed, "fisher", task.index)
         estimator = Reduced(Fisher(samples=count, labels=self.labels, seed=seed))
-        return estimator.estimate(
-            self.model,
-            list(self.sample(task, count, "fisher")),
-            self.protected(),
-            lambda model, batch: (model(batch[0], task.head), batch[1]),
-        )
+        batches = list(self.sample(task, count, "fisher"))
+        with self.one_by_one(task, batches):
+            return estimator.estimate(
+                self.model, batches, self.protected(), lambda model, batch: (model(batch[0], task.head), batch[1])
+            )
 
     def _warn(self) -> None:
         # Several anchors pull together, so their curvatures add up weight by weight.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.methods import _bases, _guards
-from drcl.lab.methods.base import Method, Setting
+from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 from drcl.lab.training import option
@@ -35,6 +35,7 @@ class GPM(Method):
 
     name: ClassVar[str] = "gpm"
     about: ClassVar[str] = "projects gradients off the input space of old tasks (ICLR 2021)"
+    tunes: ClassVar[Knob | None] = Knob("threshold", 0.5, 0.99)
 
     threshold: float | tuple[float, ...] = option(
         0.97, "share of the inputs' energy to keep, one for all layers or one each"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from drcl.lab import seeds
 from drcl.lab.methods import _guards
-from drcl.lab.methods.base import Batch, Method, Setting
+from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 from drcl.lab.training import option
@@ -59,6 +59,7 @@ class HAT(Method):
 
     name: ClassVar[str] = "hat"
     about: ClassVar[str] = "hard attention to the task: learned gates on units (ICML 2018)"
+    tunes: ClassVar[Knob | None] = Knob("lam", 0.05, 10.0)
 
     lam: float = option(0.75, "price of using units that no earlier task uses")
     s_max: float = option(400.0, "steepest slope of the gates, in force when answering")

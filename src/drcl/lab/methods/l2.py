@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from drcl.lab.methods import _quadratic
-from drcl.lab.methods.base import Method
+from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
 from drcl.lab.training import option
 
@@ -22,6 +22,7 @@ class L2(Method):
 
     name: ClassVar[str] = "l2"
     about: ClassVar[str] = "uniform penalty on leaving the last task's weights: the control"
+    tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(0.1, "strength of the penalty; plain SGD diverges above 2 / lr")
 

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from drcl.importance import MAS as Estimator
 from drcl.lab import seeds
 from drcl.lab.methods import _checks, _quadratic
-from drcl.lab.methods.base import Method, Setting
-from drcl.lab.networks import Network
-from drcl.lab.networks.norms import BatchNorm
+from drcl.lab.methods.base import Knob, Method
 from drcl.lab.parallel import Reduced
 from drcl.lab.streams import Task
 from drcl.lab.training import option
@@ -32,6 +30,7 @@ class MAS(Method):
 
     name: ClassVar[str] = "mas"
     about: ClassVar[str] = "memory aware synapses: quadratic penalty weighted by the output's sensitivity"
+    tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(1.0, "strength of the penalty")
     decay: float = option(1.0, "what is left of the old importance when a task's is added; 1 sums up all tasks")
@@ -42,15 +41,6 @@ class MAS(Method):
         if not 0 <= self.decay <= 1:
             raise ValueError(f"mas: decay={self.decay}: give a share from 0 to 1")
         _checks.at_least_one(self.name, samples=self.samples)
-
-    def build(self, model: Network, setting: Setting) -> Network:
-        for name, layer in model.named_modules():
-            if type(layer) is BatchNorm and layer.running_mean is None:
-                raise ValueError(
-                    f"mas: layer {name!r} normalises by the batch at hand, so a single image has no output and no "
-                    'gradient of its own; choose norm="shared", "per-task", "frozen" or "group" for the network'
-                )
-        return super().build(model, setting)
 
     def penalty(self) -> Tensor:
         anchor, importance = self.state.get("anchor", {}), self.state.get("importance", {})
@@ -79,4 +69,6 @@ class MAS(Method):
             # Classes still to come have a logit that stands for "never", not an output to be kept.
             return (logits[:, heads.seen] if heads.kind == "growing" else logits), None
 
-        return estimator.estimate(self.model, list(self.sample(task, count, "samples")), self.protected(), forward)
+        batches = list(self.sample(task, count, "samples"))
+        with self.one_by_one(task, batches):
+            return estimator.estimate(self.model, batches, self.protected(), forward)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from drcl.lab import seeds
 from drcl.lab.methods import _gaussian, _guards
-from drcl.lab.methods.base import Batch, Method, Setting
+from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 from drcl.lab.training import option
@@ -81,6 +81,7 @@ class MESU(Method):
 
     name: ClassVar[str] = "mesu"
     about: ClassVar[str] = "metaplasticity from synaptic uncertainty, without task boundaries (2025)"
+    tunes: ClassVar[Knob | None] = Knob("c_sigma", 1.0, 1e3)
 
     samples: int = option(8, "draws of the weights a step")
     test_samples: int = option(8, "draws an answer is averaged over; 0 answers with the means")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from drcl.lab.methods import _guards
+from drcl.lab.methods.base import Knob
 from drcl.lab.methods.gpm import GPM
 from drcl.lab.training import option
 
@@ -28,6 +29,7 @@ class SGP(GPM):
 
     name: ClassVar[str] = "sgp"
     about: ClassVar[str] = "GPM with an importance for every direction (AAAI 2023)"
+    tunes: ClassVar[Knob | None] = Knob("alpha", 0.5, 50.0)
 
     alpha: float = option(10.0, "how fast importance rises with the singular value; large values make it GPM")
 

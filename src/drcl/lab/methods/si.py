@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from drcl.lab.methods import _checks, _quadratic
-from drcl.lab.methods.base import Method
+from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
 from drcl.lab.training import option
 
@@ -28,6 +28,7 @@ class SI(Method):
 
     name: ClassVar[str] = "si"
     about: ClassVar[str] = "synaptic intelligence: quadratic penalty weighted by the path integral of the gradient"
+    tunes: ClassVar[Knob | None] = Knob("c")
 
     c: float = option(0.1, "strength of the penalty")
     xi: float = option(0.1, "damping: keeps weights that hardly moved from becoming infinitely important")

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drcl.lab.methods import _checks, _memory
-from drcl.lab.methods.base import Batch
+from drcl.lab.methods.base import Batch, Knob
 from drcl.lab.methods.er import ER
 from drcl.lab.training import option
 
@@ -39,6 +39,7 @@ class STAR(ER):
 
     name: ClassVar[str] = "star"
     about: ClassVar[str] = "experience replay, with answers kept under the weight perturbation that harms them most"
+    tunes: ClassVar[Knob | None] = Knob("lam", 1e-3, 1.0)
 
     lam: float = option(0.01, "weight of the stability term; 0 is plain experience replay")
     gamma: float = option(0.05, "size of the perturbation, as a share of each weight tensor's norm")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from drcl.lab.methods import _checks
-from drcl.lab.methods.base import Method
+from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
 from drcl.lab.training import option
 
@@ -31,6 +31,7 @@ class TAG(Method):
 
     name: ClassVar[str] = "tag"
     about: ClassVar[str] = "task-based accumulated gradients: RMSProp, Adagrad or Adam with the moments of every task"
+    tunes: ClassVar[Knob | None] = Knob("b", 0.5, 20.0)
 
     form: Literal["rmsprop", "adagrad", "adam"] = option("rmsprop", "the adaptive rule it extends")
     b: float = option(5.0, "how much agreement with earlier tasks counts")

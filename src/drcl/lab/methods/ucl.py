@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from drcl.lab import seeds
 from drcl.lab.methods import _gaussian, _guards
-from drcl.lab.methods.base import Batch, Method, Setting
+from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 from drcl.lab.training import option
@@ -36,6 +36,7 @@ class UCL(Method):
 
     name: ClassVar[str] = "ucl"
     about: ClassVar[str] = "uncertainty-based regularisation with one sigma a unit (NeurIPS 2019)"
+    tunes: ClassVar[Knob | None] = Knob("strength")
 
     beta: float = option(0.03, "weight of the term that moves sigma")
     ratio: float = option(0.5, "share of the first variance that is noise, in (0, 1)")

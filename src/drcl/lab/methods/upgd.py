@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from drcl.lab.methods import _checks
-from drcl.lab.methods.base import Method
+from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
 from drcl.lab.training import option
 
@@ -34,6 +34,7 @@ class UPGD(Method):
 
     name: ClassVar[str] = "upgd"
     about: ClassVar[str] = "utility-based perturbed gradient descent: gates steps by utility, perturbs the useless"
+    tunes: ClassVar[Knob | None] = Knob("sigma", 1e-4, 1.0)
 
     scaling: Literal["global", "local"] = option("global", "utilities relative to the network's best or to their row's")
     protect: Literal["gradient", "noise"] = option("gradient", "what utility scales down: all of the step or its noise")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from drcl.lab import seeds
 from drcl.lab.methods import _guards
-from drcl.lab.methods.base import Batch, Method, Setting
+from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 from drcl.lab.training import option
@@ -37,6 +37,7 @@ class WSN(Method):
 
     name: ClassVar[str] = "wsn"
     about: ClassVar[str] = "winning subnetworks: a binary mask on weights for every task (ICML 2022)"
+    tunes: ClassVar[Knob | None] = Knob("density", 0.01, 1.0)
 
     density: float = option(0.5, "share of each layer's weights that a task uses, in (0, 1]")
     adam_lr: float | None = option(1e-3, "learning rate of Adam, as in the paper; none: the run's own optimizer")

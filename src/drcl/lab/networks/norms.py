@@ -11,7 +11,9 @@ to forget, so it is named, and every network takes it as an argument.
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -110,3 +112,33 @@ def freeze_statistics(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, FrozenBatchNorm):
             layer.freeze()
+
+
+@contextmanager
+def settled(module: nn.Module, look: Callable[[], int]) -> Iterator[None]:
+    """Inside, and in evaluation mode, "batch" layers use the mean statistics of the batches that `look` sends through
+    them (it says of how many images): a single image has an output then, and a gradient, of its own."""
+    layers = [layer for layer in module.modules() if type(layer) is BatchNorm and layer.running_mean is None]
+    if not layers:
+        yield
+        return
+    seen: dict[nn.Module, list[Tensor]] = {layer: [] for layer in layers}
+
+    def note(layer: nn.Module, inputs: Any) -> None:
+        (x,) = inputs
+        moments = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+        seen[layer].append(torch.stack(moments) * len(x))
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        images = look()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    try:
+        for layer in layers:
+            layer.running_var, layer.running_mean = torch.stack(seen[layer]).sum(0) / images
+        yield
+    finally:
+        for layer in layers:
+            layer.running_var = layer.running_mean = None

@@ -1,0 +1,138 @@
+"""What each method keeps beside the network after two tasks, against the count its equations give by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from drcl.lab import methods, networks
+from drcl.lab.learner import Learner, Plan
+from drcl.lab.methods import Setting, _bases
+from drcl.lab.networks import AlexNet, Heads, Network
+from drcl.lab.training import Training
+
+from .loop import toy_stream
+
+TASKS = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a network: the inputs and the units of each layer of its trunk, and the numbers of an image. Heads have two
+    classes."""
+
+    inputs: tuple[int, ...]
+    units: tuple[int, ...]
+    image: int
+
+    @property
+    def weights(self) -> int:
+        return sum(d * u for d, u in zip(self.inputs, self.units))
+
+    @property
+    def P(self) -> int:
+        return self.weights + sum(self.units)  # every unit has a bias
+
+    @property
+    def heads(self) -> int:
+        return TASKS * (self.units[-1] * 2 + 2)
+
+
+SPECS = {"mlp": {"kind": "mlp", "hidden": [40, 30]}, "alexnet": {"kind": "alexnet", "width": 0.05}}
+SIZES = {
+    "mlp": Size((64, 40), (40, 30), 64),
+    # 3, 6 and 13 maps with kernels 4, 3 and 2 on one channel: 32 -> 14 -> 6 -> 2 pixels a side, then twice 102 units
+    "alexnet": Size((16, 3 * 9, 6 * 4, 13 * 4, 102), (3, 6, 13, 102, 102), 1024),
+}
+
+# What is kept, in bytes. A number is a float32; an image comes with its label and its head as 8 bytes each.
+KEPT: dict[tuple[str, str], Callable[[Size], int]] = {
+    ("sgd", ""): lambda n: 0,
+    ("joint", ""): lambda n: 0,
+    ("l2", ""): lambda n: 4 * n.P,
+    ("ewc", "online"): lambda n: 4 * 2 * n.P,
+    ("ewc", "averaged"): lambda n: 4 * 2 * n.P,
+    ("ewc", "separate"): lambda n: 4 * 2 * n.P * TASKS,
+    ("si", ""): lambda n: 4 * 3 * n.P,  # path, importance, anchor
+    ("mas", ""): lambda n: 4 * 2 * n.P,
+    ("drcl", "forward-backward"): lambda n: 4 * 2 * n.P,  # anchor, importance
+    ("drcl", "douglas-rachford"): lambda n: 4 * 3 * n.P,  # and z
+    ("spg", ""): lambda n: 4 * n.P,
+    ("upgd", ""): lambda n: 4 * (n.P + n.heads),
+    ("tag", ""): lambda n: 4 * 2 * n.P * TASKS,
+    ("agem", ""): lambda n: 5 * 2 * TASKS * (4 * n.image + 16),
+    ("er", ""): lambda n: 20 * (4 * n.image + 16),
+    ("star", ""): lambda n: 20 * (4 * n.image + 16),
+    ("hat", ""): lambda n: 4 * sum(n.units) * (TASKS + 1),  # a row a task, and the largest so far
+    ("wsn", ""): lambda n: 4 * n.weights + TASKS * n.weights // 8,  # scores, and one bit a weight and task
+    ("ucl", ""): lambda n: 4 * (sum(n.units) + n.P + sum(n.units)),  # sigma a unit; the old weights and sigma
+    ("mesu", ""): lambda n: 4 * (n.P + n.heads),  # sigma; the means are the network
+    ("evcl", ""): lambda n: 4 * (n.P + 2 * n.P + n.P),  # sigma; the old mean and sigma; Fisher information
+}
+BASES = {"gpm", "sgp", "became"}  # below: what they keep depends on the data
+OPTIONS = {
+    **{"agem": {"per_class": 5}, "er": {"memory": 20}, "star": {"memory": 20}},
+    **{"mesu": {"samples": 1}, "evcl": {"fisher_samples": 4}},
+    **{key: {"samples": 4} for key in ("ewc", "mas", "drcl")},
+}
+
+
+def test_every_method_is_counted():
+    assert {name for name, _ in KEPT} | BASES == set(methods.names())
+
+
+@pytest.mark.parametrize("network", SPECS)
+@pytest.mark.parametrize(("name", "kind"), KEPT)
+def test_state_bytes_are_what_the_equations_need(name, kind, network):
+    stream = toy_stream(tasks=TASKS, per_class=6, side=8 if network == "mlp" else 32)
+    model = networks.build(SPECS[network], stream, seed=1)
+    size = SIZES[network]
+    assert sum(p.numel() for p in model.groups()["trunk"].values()) == size.P
+    assert sum(p.numel() for p in model.groups()["heads"].values()) == size.heads
+    given = OPTIONS.get(name, {}) | ({("kind" if name == "ewc" else "splitting"): kind} if kind else {})
+    run = Learner(stream, model, methods.get(name)(**given), Plan(steps=2, batch=6, lr=1e-3), Training(), seed=1)
+    run.run()
+    assert run.cost.state_bytes == pytest.approx(KEPT[name, kind](size), rel=0.1)
+
+
+@pytest.mark.parametrize("name", sorted(BASES))
+def test_projection_keeps_the_directions_of_the_inputs(name):
+    """With nearly all energy kept, the rank of all inputs of a layer; the weights hardly move, so they are known."""
+    stream = toy_stream(tasks=TASKS, per_class=2)
+    model = networks.build({"kind": "mlp", "hidden": [40, 30]}, stream, seed=1)
+    method = methods.get(name)(threshold=1 - 1e-9, increase=0.0, samples=100)
+    run = Learner(stream, model, method, Plan(steps=1, batch=4, lr=1e-12), Training(), seed=1)
+    run.run()
+    x = torch.cat([task.train.take(slice(None))[0] for task in stream]).flatten(1).double().numpy()
+    first = {word: p.detach().double().numpy() for word, p in model.trunk.fc1.named_parameters()}
+    hidden = np.maximum(x @ first["weight"].T + first["bias"], 0)
+    # An input that is always 1 stands for the bias.
+    layers = [np.concatenate([inputs, np.ones((len(inputs), 1))], 1) for inputs in (x, hidden)]
+    ranks = [int(np.linalg.matrix_rank(inputs)) for inputs in layers]
+    assert ranks[0] == len(x) == 8
+    numbers = sum(inputs.shape[1] * rank for inputs, rank in zip(layers, ranks))
+    if name == "sgp":
+        numbers += sum(ranks)  # an importance for each direction
+    if name == "became":
+        numbers += SIZES["mlp"].P  # and the precision of each weight
+    assert run.cost.state_bytes == 4 * numbers
+
+
+def test_sizes_on_the_alexnet_of_the_papers():
+    """6,503,872 weights and biases in 4,544 units, twenty tasks."""
+    setting = Setting("task", 20, (10,) * 20, (3, 32, 32), 0, 0.1, 0.0, 64)
+
+    def built(name: str) -> methods.Method:
+        method = methods.get(name)()
+        method.build(Network(AlexNet((3, 32, 32)), Heads(2048, setting.heads, "task")), setting)
+        return method
+
+    assert built("hat").state_bytes() == 4 * 4544 * 20
+    assert built("wsn").state_bytes() == 4 * (6_503_872 - 4544)
+    plain = Network(AlexNet((3, 32, 32), bias=False), Heads(2048, setting.heads, "task"))
+    layers = _bases.matrix_layers(plain, plain.groups()["trunk"])
+    assert sum(layer.weight[0].numel() ** 2 for layer in layers.values()) == 5_839_104  # GPM can keep no more
