@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
-from drcl.importance import Importance
+from drcl.importance import Importance, Labels
 from drcl.lab import seeds
+from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.parallel import Reduced, world
@@ -68,9 +69,7 @@ class DouglasRachford(Method):
         "fisher", "how importance is estimated; kronecker protects directions in place of single weights"
     )
     samples: int | None = option(1000, "training images a task for it; none takes all")
-    labels: Literal["sampled", "empirical", "exact"] = option(
-        "sampled", "labels in the Fisher: drawn from the model, those of the data, or the mean over all classes"
-    )
+    labels: Labels = option("sampled", LABELS)
     eigenvalues: Literal["exact", "product"] = option(
         "exact", "kronecker: how the importance of directions is measured"
     )

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from drcl.importance import Labels
+from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.drcl import DouglasRachford
 from drcl.lab.training import option
 
@@ -26,6 +28,4 @@ class KroneckerDouglasRachford(DouglasRachford):
     prox: Literal["l1", "l2", "elastic"] = option("l2", "the penalty whose proximal map is taken")
     plasticity_steps: int = option(10, "optimizer steps that form one proposal")
     importance: Literal["kronecker"] = option("kronecker", "the directions of Kronecker factors")
-    labels: Literal["sampled", "empirical", "exact"] = option(
-        "exact", "labels in the Fisher: drawn from the model, those of the data, or the mean over all classes"
-    )
+    labels: Labels = option("exact", LABELS)
