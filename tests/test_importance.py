@@ -99,8 +99,8 @@ def test_a_drawn_fisher_is_unbiased(labels):
     model, batch = softmax_regression(), labelled(10)
     exact = Fisher(labels="exact").estimate(model, [batch], named(model))["0.weight"]
     draws = weight_draws(labels, model, batch)
-    error = (draws.mean(0) - exact).abs() / (draws.std(0) / 20)
-    assert error.max() < 5
+    allowed = 5 * draws.std(0) / 20 + 1e-12  # the first class's signs cancel in the square: no noise there
+    assert bool(((draws.mean(0) - exact).abs() < allowed).all())
 
 
 def test_signs_keep_their_size_where_drawn_labels_vanish():
