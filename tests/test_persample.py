@@ -350,6 +350,17 @@ def test_parametrised_and_subclassed_layers():
     check(model, doubles(5, 4))
 
 
+def test_layers_without_a_rule_in_several_chunks_and_directions(monkeypatch):
+    class Own(nn.Linear):
+        pass
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Own(4, 5), nn.Tanh(), Own(5, 3)).double()
+    # 43 numbers a sample, of which a sixteenth is counted: two samples at a time, so three chunks of five samples
+    monkeypatch.setattr("drcl.layergrads.CPU_CHUNK", 4)
+    check(model, doubles(5, 4), directions=2)
+
+
 def test_hooks_of_others_that_change_outputs():
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     model[0].register_forward_hook(lambda module, args, output: 3 * output)

@@ -97,14 +97,12 @@ def vectorised(
         return sum(((o * w).sum() for o, w in zip(outputs, v)), start=torch.zeros((), device=v[0].device))
 
     gradients = vmap(grad(scalar), in_dims=(None, 0, 0))
-    # Attention in its plain form: the fused kernels cannot be vectorised.
-    plain = sdpa_kernel(SDPBackend.MATH)
     columns = [t for t in tensors(batch) if t.ndim]
     step = chunk_length(sum(p.numel() for p in free.values()) // 16, columns[0].device)
     for v in cotangents:
         for start in range(0, batch_length(batch), step):
             part = slice(start, start + step)
-            with plain:
+            with sdpa_kernel(SDPBackend.MATH):  # attention in its plain form: the fused kernels cannot be vectorised
                 found = gradients(free, [c[part] for c in columns], [w[part] for w in v])
             for own, gradient in found.items():
                 add_power(totals[names[own]], gradient, power)

@@ -70,6 +70,14 @@ def test_list_methods_shows_every_hyperparameter_with_default_and_help():
         assert f"{row['name']} {row['default']} {row['help'][:20]}" in shown
 
 
+def test_list_of_one_method_tells_its_equations_and_what_is_tuned():
+    shown = call("list", "methods", "si").stdout
+    assert "Zenke, Poole, Ganguli" in shown
+    assert "task end    Omega_i <- max(0, Omega_i + omega_i" in shown  # columns of equations are left alone
+    assert "drcl tune chooses c, at first from 0.001 to 1000" in shown
+    assert "drcl tune" not in call("list", "methods", "er").stdout
+
+
 def test_list_of_an_unknown_name_suggests_the_nearest():
     answer = call("list", "methods", "ewcc")
     assert answer.exit_code == 2

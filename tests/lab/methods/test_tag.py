@@ -27,8 +27,9 @@ def test_the_first_task_is_torchs_own_optimizer(kind, form):
     stream = toy_stream()
     task, lr = stream[0], 2e-3
     a, b = network(kind, stream).double(), network(kind, stream).double()
-    method = TAG(form=form)
-    method.build(a, Setting("task", 3, stream.heads, stream.shape, 0, lr, 0.9, 8))
+    method = TAG(form=form, adaptive_lr=lr if form == "rmsprop" else None)  # its own rate, or the run's
+    rate = 0.5 if form == "rmsprop" else lr
+    method.build(a, Setting("task", 3, stream.heads, stream.shape, 0, rate, 0.9, 8))
     method.before_task(task)
     ours = method.optimizer(task)
     theirs = REFERENCES[form](list(b.groups()["trunk"].values()) + list(b.head_parameters(0).values()), lr)
@@ -151,7 +152,7 @@ def test_state_is_two_numbers_a_weight_and_task():
     assert method.state_bytes() == 3 * 2 * 4 * sum(p.numel() for p in walk.model.groups()["trunk"].values())
 
 
-@pytest.mark.parametrize("wrong", [{"b": -1.0}, {"beta1": 1.0}, {"beta2": 1.5}])
+@pytest.mark.parametrize("wrong", [{"b": -1.0}, {"beta1": 1.0}, {"beta2": 1.5}, {"adaptive_lr": 0.0}])
 def test_bad_values_are_named(wrong):
     (key,) = wrong
     with pytest.raises(ValueError, match=f"tag: {key}="):

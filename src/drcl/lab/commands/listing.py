@@ -104,7 +104,7 @@ def _methods(name: str | None) -> RenderableType:
     for each in _chosen(name, tuple(methods.names()), "method"):
         parts.append(Text.assemble((each, "bold cyan"), "  ", methods.get(each).about))
         if name is not None:
-            parts.append(Padding(Text(inspect.getdoc(methods.get(each)) or ""), (1, 0, 0, 2)))
+            parts.append(Padding(Text(_told(methods.get(each))), (1, 0, 0, 2)))
         rows = options.table(methods.get(each))
         if rows:
             table = _plain("key", "default", "what it does")
@@ -119,6 +119,13 @@ def _methods(name: str | None) -> RenderableType:
             parts.append(Text(f"  {tuned}", style="dim"))
         parts.append(Text())
     return Group(*parts[:-1])
+
+
+def _told(method: type) -> str:
+    """What its file and its class say, in paragraphs as wide as the terminal; equations stay as they are."""
+    said = [inspect.getdoc(each) for each in (inspect.getmodule(method), method)]
+    paragraphs = [part for text in said if text for part in text.split("\n\n")]
+    return "\n\n".join(part if "\n " in f"\n{part}" else part.replace("\n", " ") for part in paragraphs)
 
 
 # ---- networks

@@ -27,7 +27,9 @@ EPS = 1e-8
 
 @dataclass
 class TAG(Method):
-    """Gradients are turned into steps before plain descent takes them, so learning rate schedules work as ever."""
+    """Gradients are turned into steps before plain descent takes them, so learning rate schedules work as ever. A step
+    has about the length of the learning rate in every weight, whatever the gradient: a rate meant for plain descent is
+    far too large, hence one of its own."""
 
     name: ClassVar[str] = "tag"
     about: ClassVar[str] = "task-based accumulated gradients: RMSProp, Adagrad or Adam with the moments of every task"
@@ -37,15 +39,21 @@ class TAG(Method):
     b: float = option(5.0, "how much agreement with earlier tasks counts")
     beta1: float = option(0.9, "decay of the first moment")
     beta2: float | None = option(None, "decay of the second moment; none takes 0.99, and 0.999 for adam")
+    adaptive_lr: float | None = option(
+        2.5e-4, "learning rate; the paper has 2.5e-4, for adagrad 5e-3, for adam 5e-4; none: the run's own"
+    )
 
     def check(self) -> None:
         _checks.not_negative(self.name, b=self.b)
         _checks.decay(self.name, beta1=self.beta1)
         if self.beta2 is not None:
             _checks.decay(self.name, beta2=self.beta2)
+        if self.adaptive_lr is not None:
+            _checks.positive(self.name, adaptive_lr=self.adaptive_lr)
 
     def optimizer(self, task: Task) -> torch.optim.Optimizer:
-        return torch.optim.SGD(list(self.parameters(task).items()), lr=self.setting.lr)
+        rate = self.setting.lr if self.adaptive_lr is None else self.adaptive_lr
+        return torch.optim.SGD(list(self.parameters(task).items()), lr=rate)
 
     def before_task(self, task: Task) -> None:
         own = self.parameters(task)
