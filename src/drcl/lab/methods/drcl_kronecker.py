@@ -28,4 +28,4 @@ class KroneckerDouglasRachford(DouglasRachford):
     prox: Literal["l1", "l2", "elastic"] = option("l2", "the penalty whose proximal map is taken")
     plasticity_steps: int = option(10, "optimizer steps that form one proposal")
     importance: Literal["kronecker"] = option("kronecker", "the directions of Kronecker factors")
-    labels: Labels = option("exact", LABELS)
+    labels: Labels = option("signs", LABELS)
