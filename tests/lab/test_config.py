@@ -183,3 +183,10 @@ def test_a_value_written_out_reads_back(value):
 @given(st.text())
 def test_any_text_is_text_where_text_is_wanted(text):
     assert options.convert("x", text, str) == text or options.read(text) == options.convert("x", text, str)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_network_by_its_kind_and_one_of_its_arguments(order):
+    given = dict([("model", "alexnet-gpm"), ("model.width", "0.25")][::order])
+    made = RunConfig.make("cifar100-10", "sgd", 0, given).make_benchmark()
+    assert dict(made.model) == {"kind": "alexnet-gpm", "width": 0.25}

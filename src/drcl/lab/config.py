@@ -64,8 +64,13 @@ class RunConfig:
         for key, value in (options or {}).items():
             prefix, rest = _route(key, method)
             head, _, inner = rest.partition(".")
+            known = tables[prefix].get(head, {})
             if inner:
-                value = {**tables[prefix].get(head, {}), inner: _plain(options_.read(value))}
+                # A network may be given by its kind alone, before or after one of its arguments.
+                known = known if isinstance(known, Mapping) else {"kind": known}
+                value = {**known, inner: _plain(options_.read(value))}
+            elif head == "model" and known and isinstance(value, str):
+                value = {**known, "kind": value}
             tables[prefix][head] = value
         return cls(benchmark, method, seed, tables["benchmark"], tables["method"], tables["training"])
 
