@@ -23,7 +23,7 @@ from drcl.lab.rundir import Run
 from drcl.lab.tune import Tuning, best_of
 
 PLAN = Path(__file__).with_suffix(".toml")
-RANGE = (0.01, 10.0)
+RANGE = (0.0003, 0.3)
 COLUMNS = [
     "variant",
     "about",
