@@ -116,7 +116,8 @@ class EVCL(Method):
             return
         means = {f"{name}.{word}": p for name, word, p, _ in self._normals()}
         before = self.state.get("fisher", {})
-        found = _fisher.diagonal(self, task, means, self.fisher_samples, self.labels)
+        with _gaussian.plain(self.layers.values()):
+            found = _fisher.diagonal(self, task, means, self.fisher_samples, self.labels)
         self.state["fisher"] = {n: f + self.gamma * before[n] if n in before else f for n, f in found.items()}
 
     def predict(self, x: Tensor, task: Task) -> Tensor:
