@@ -173,6 +173,8 @@ def test_unknown_names():
             {"splitting": "peaceman"},
             "splitting='peaceman' is unknown; use one of 'douglas-rachford', 'forward-backward'",
         ),
+        ({"preset": "papers"}, "preset='papers' is unknown; use one of 'paper'"),
+        ({"normalise": "layer"}, "normalise='layer' is unknown; use one of 'global', 'tensor'"),
         ({"backend": "cuda"}, "backend='cuda' is unknown; use one of 'auto', 'native'"),
     ):
         with pytest.raises(ValueError, match=pattern):
@@ -192,6 +194,8 @@ def test_around():
     adam = torch.optim.Adam(model.parameters())
     with pytest.raises(TypeError, match="lr, momentum: set these on the wrapped Adam"):
         DRCL.around(adam, lr=0.1, momentum=0.9)
+    with pytest.raises(TypeError, match=r"preset='paper' is of plain SGD: give it to DRCL\(params\), not to around"):
+        DRCL.around(adam, preset="paper")
     with pytest.raises(ValueError, match="no wrapped optimizer"):
         DRCL.around(adam, splitting="implicit")
     with pytest.raises(ValueError, match="strength=-1"):

@@ -60,6 +60,8 @@ KINDS = {
         p, lr=0.1, momentum=0.9, strength=0.05, plasticity_steps=3, splitting="forward-backward"
     ),
     "stable": lambda p: DRCL(p, lr=0.1, stable=0.7),
+    "tensor": lambda p: DRCL(p, lr=0.1, strength=0.05, normalise="tensor"),
+    "around, tensor": lambda p: DRCL.around(torch.optim.Adam(p, lr=0.01), strength=0.05, normalise="tensor"),
     "around": lambda p: DRCL.around(torch.optim.AdamW(p, lr=0.01), strength=0.05),
     "around, proposal": lambda p: DRCL.around(torch.optim.Adam(p, lr=0.01), strength=0.05, plasticity_steps=3),
     "lbfgs": lambda p: DRCL.around(torch.optim.LBFGS(p, lr=0.5, max_iter=3), strength=0.05),
@@ -173,6 +175,7 @@ def test_states_that_do_not_belong_here_are_refused_whole():
     refuses(half_way("around")[1], state, r"DRCL\.around")
     refuses(opt, half_way("around")[1].state_dict(), r"DRCL\.around")
     refuses(half_way("forward-backward")[1], state, "saved with splitting='douglas-rachford'")
+    refuses(half_way("tensor")[1], state, "saved with normalise='global'; make this optimizer with the same")
     wider = mlp(sizes=(6, 17, 3))
     fresh = DRCL(wider.named_parameters(), lr=0.1)
     refuses(fresh, state, re.escape("'0.weight' has shape (17, 6)") + ".*" + re.escape("(16, 6)"))
@@ -180,6 +183,15 @@ def test_states_that_do_not_belong_here_are_refused_whole():
     refuses(DRCL(deeper.named_parameters(), lr=0.1), state, r"\[4\] parameters, this optimizer's \[6\]")
     more = DRCL([{"params": [p]} for p in model.parameters()], lr=0.1)
     refuses(more, state, r"\[4\] parameters, this optimizer's \[1, 1, 1, 1\]")
+
+
+def test_a_state_that_does_not_name_its_normalisation_is_taken_as_global():
+    model, opt = half_way("sgd")
+    state = opt.state_dict()
+    del state["drcl"]["normalise"]
+    again = KINDS["sgd"](model.named_parameters())
+    again.load_state_dict(state)
+    assert same(opt.state_dict(), again.state_dict())
 
 
 def test_memory_does_not_grow_with_tasks():

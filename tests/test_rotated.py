@@ -301,6 +301,60 @@ def test_importance_has_mean_one_and_adds_up_over_tasks(memory, variant):
             torch.testing.assert_close(basis.eigenvalues.sum() * opt.importance_mean, total, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("keep", [1.0, 0.0, 0.3])
+@pytest.mark.parametrize("variant", ["both", "rest", "channels", "product"])
+def test_layers_of_mean_one_over_two_tasks(variant, keep):
+    """Each task alone, divided by its mean over each layer's directions by hand, adds up to what is held."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(1, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    options = dict(labels="empirical", **({"convolutions": "channels"} if variant == "channels" else {}))
+    options |= {"rest": {"rank": 2}, "product": {"eigenvalues": "product"}}.get(variant, {})
+    data = [[(torch.randn(10, 1, 6, 6), torch.randint(3, (10,)))] for _ in range(2)]
+    named = dict(model.named_parameters())
+    opt = DRCL(named.items(), lr=0.05, memory=keep, normalise="tensor")
+    totals, factors = {}, {}
+    for part in data:
+        alone = Kronecker(**options).measure(model, part, named)
+        opt.consolidate(model, part, importance=Kronecker(**options))
+        for name, basis in alone.bases.items():
+            size = basis.directions + basis.left_out
+            share = basis.total / size
+            totals[name] = keep * totals.get(name, 0.0) + size
+            assert share > 0
+            product = float(basis.input_factor.diagonal(dim1=-2, dim2=-1).sum()) * float(
+                basis.output_factor.diagonal(dim1=-2, dim2=-1).sum()
+            )
+            fresh = basis.output_factor * (size / (product * basis.eigenvalues.shape[1]))
+            factors[name] = fresh + keep * factors.get(name, torch.zeros_like(fresh))
+        for name in named:
+            if name.startswith("1."):
+                fresh = alone.importance[name] / alone.importance[name].mean()
+                totals[name] = fresh + keep * totals.get(name, torch.zeros_like(fresh))
+    mean, held = opt.importance_mean, opt.anchor
+    assert set(held.bases) == {"0.weight", "4.weight"}
+    for name, basis in held.bases.items():
+        torch.testing.assert_close(basis.output_factor, factors[name], rtol=1e-4, atol=1e-6)
+        if variant != "product":  # of sums, not a sum of products
+            assert basis.total * mean == pytest.approx(totals[name], rel=1e-3)
+    for name in ("1.weight", "1.bias"):
+        torch.testing.assert_close(held.importance[name] * mean, totals[name], rtol=1e-4, atol=1e-6)
+    if variant != "product":
+        assert mean == pytest.approx(1 + keep, rel=1e-3)
+
+
+def test_a_layer_of_no_importance_stays_at_zero():
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight.zero_()  # nothing comes back to the first layer
+    opt = DRCL(model.named_parameters(), lr=0.05, normalise="tensor")
+    for eigenvalues in ("exact", "product"):
+        opt.consolidate(model, task(0), importance=Kronecker(eigenvalues=eigenvalues))
+        first, second = opt.anchor.bases["0.weight"], opt.anchor.bases["2.weight"]
+        assert not first.eigenvalues.any()
+        assert second.eigenvalues.isfinite().all()
+        assert second.eigenvalues.any()
+
+
 def test_estimators_may_change_between_tasks():
     model, data = mlp(), task(0)
     opt = DRCL(model.named_parameters(), lr=0.05)

@@ -54,6 +54,13 @@ def kept(optimizer: DRCL) -> float:
     return float(optimizer.solver.memory) if keep is None else keep
 
 
+def tensor_means_one(new: Mapping[str, Tensor], added: Collection[str]) -> dict[str, Tensor]:
+    """Each task's importance in units of its mean within the tensor; tensors of no importance stay at zero."""
+    means = {name: 1.0 if name in added else float(t.double().mean()) for name, t in new.items()}
+    # A mean that is not above 0 is no unit: `combined` sees these as they came.
+    return {name: t / means[name] if means[name] > 0 else t for name, t in new.items()}
+
+
 def combined(
     optimizer: DRCL, named: dict[str, nn.Parameter], new: dict[str, Tensor], added: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], float]:
@@ -92,6 +99,7 @@ def history(optimizer: DRCL, named: dict[str, nn.Parameter]) -> History:
         importance={name: s["importance"] for name, s in state.items() if "importance" in s},
         mean=optimizer.importance_mean,
         keep=kept(optimizer),
+        even=optimizer.solver.normalise == "tensor",
         groups={name: where[p] for name, p in named.items()},
     )
 
@@ -145,7 +153,10 @@ def consolidate(
                 new, bases = estimator.measure(model, batches, named, forward, history(optimizer, named))
             else:
                 new = estimator.estimate(model, batches, named, forward)
-        total, mean = combined(optimizer, named, new, {*bases, *(bias_of(n) for n, b in bases.items() if b.bias)})
+        added = {*bases, *(bias_of(n) for n, b in bases.items() if b.bias)}
+        if optimizer.solver.normalise == "tensor":
+            new = tensor_means_one(new, added)
+        total, mean = combined(optimizer, named, new, added)
     check_prox(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})
     optimizer.eval()
     for name, p in named.items():
@@ -181,6 +192,7 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
         provenance=provenance(
             tasks=optimizer.tasks,
             memory=optimizer.solver.memory,
+            normalise=optimizer.solver.normalise,
             importance_mean=optimizer.importance_mean,
             made=optimizer._progress["made"],
         ),
@@ -197,7 +209,11 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
                 f"the anchor protects {name!r}, which is frozen or in a group with free=True here; "
                 "make it trainable, or leave it out of the anchor"
             )
-    made = anchor.provenance
+    made, ours = anchor.provenance, optimizer.solver.normalise
+    if made.get("normalise", ours) != ours:
+        raise ValueError(
+            f"the anchor was made with normalise={made['normalise']!r}; make this optimizer with the same, not {ours!r}"
+        )
     try:
         facts = {"tasks": max(1, int(made.get("tasks", 1))), "made": [dict(m) for m in made.get("made", [])]}
         facts["importance_mean"] = float(made.get("importance_mean", 1.0))

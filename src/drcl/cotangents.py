@@ -1,7 +1,7 @@
 """What a sample's gradient is the gradient of: derivatives of per-sample losses with respect to the output.
 
-One cotangent gives one backward pass. Drawn and true labels take one; the exact expectation over the labels
-of a softmax takes one fewer than there are classes.
+One cotangent gives one backward pass. Drawn labels, random signs and true labels take one; the exact expectation over
+the labels of a softmax takes one fewer than there are classes.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import torch
 from drcl.persample import Cotangents
 from drcl.sampling import map_tensors, take, tensors
 
-__all__ = ["exact_directions", "loss_directions", "one_hot_direction", "sampled_direction"]
+__all__ = ["exact_directions", "loss_directions", "one_hot_direction", "sampled_direction", "signed_direction"]
 
 
 def probabilities(output: Any, length: int) -> torch.Tensor:
@@ -89,6 +89,17 @@ def exact_directions(output: Any, length: int) -> Cotangents:
         # No mass left after class k: nothing left to vary.
         columns.append([torch.where(rest[:, None] > 0, column, 0.0).to(p.dtype)])
     return columns
+
+
+def signed_direction(output: Any, length: int, rng: np.random.Generator) -> Cotangents:
+    """The exact directions added up with random signs: v = sum_k e_k s_k, so that E[v v^T] = diag(p) - p p^T.
+
+    A drawn label is nearly always the sure one of a confident model and then carries almost no gradient; v has the
+    same expectation and, in every draw, the size of what it estimates. With two classes it is exact.
+    """
+    columns = torch.stack([column for (column,) in exact_directions(output, length)])
+    signs = torch.from_numpy(rng.integers(0, 2, (length, len(columns))) * 2.0 - 1.0).to(columns)
+    return [[(columns * signs.T[:, :, None]).sum(0)]]
 
 
 def loss_directions(loss: Callable[[Any, Any], Any], output: Any, target: Any, length: int) -> Cotangents:

@@ -40,12 +40,13 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """What earlier tasks left, in units of their mean; `keep` is how much of it stays."""
+    """What earlier tasks left, in units of their mean, and how a new task is added to it."""
 
     bases: Mapping[str, Eigenbasis] = field(default_factory=dict)
     importance: Mapping[str, Tensor] = field(default_factory=dict)
     mean: float = 0.0
-    keep: float = 0.0
+    keep: float = 0.0  # how much of it stays
+    even: bool = False  # a new task has mean one in each layer (``normalise="tensor"``)
     groups: Mapping[str, int] = field(default_factory=dict)  # a bias of another group is not part of its layer
 
 
@@ -295,6 +296,8 @@ class _Work:
         f = self.factors[name]
         samples = max(f.samples, 1)
         a, g, count = f.a / samples, f.g / samples, 1.0
+        if history.even:
+            g *= self._unit(name, self._product_trace(name, a, g))
         old = self._fitting(name, history)
         if old is not None:
             a.add_(old.input_factor, alpha=history.keep)
@@ -310,8 +313,16 @@ class _Work:
         values = (outputs[:, None, :, None] * inputs[:, None, None, :] / count).clamp_(min=0)
         values = values.expand(-1, f.positions, -1, -1).contiguous()
         basis = Eigenbasis(u, v, values, a, g, name in self.biased, count)
-        trace = float((_trace(a) * _trace(g)).double().sum()) * f.positions / count
-        return self._with_rest(basis, trace)
+        return self._with_rest(basis, self._product_trace(name, a, g) / count)
+
+    def _product_trace(self, name: str, a: Tensor, g: Tensor) -> float:
+        """The importance of all directions together, as the factors have it."""
+        return float((_trace(a) * _trace(g)).double().sum()) * self.factors[name].positions
+
+    def _unit(self, name: str, trace: float) -> float:
+        """What makes the mean over the layer's directions one."""
+        f = self.factors[name]
+        return f.groups * f.positions * f.outputs * f.inputs / trace if trace > 0 else 1.0
 
     def _with_rest(self, basis: Eigenbasis, trace: float) -> Eigenbasis:
         """What the trace has beyond the kept directions, spread evenly over the others."""
@@ -326,6 +337,9 @@ class _Work:
         found = {}
         for name, basis in bases.items():
             values, trace = readers[name].total / self.samples, readers[name].trace / self.samples
+            if history.even:
+                unit = self._unit(name, float(values.double().sum()) if basis.complete else trace)
+                values, trace = values * unit, trace * unit
             old = self._fitting(name, history)
             if old is not None:
                 values.add_(old.seen_in(basis), alpha=history.keep * history.mean)

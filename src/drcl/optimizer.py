@@ -1,25 +1,24 @@
 """DRCL, the optimizer: a plasticity step on the task's loss and a stability step about the anchor that negotiate.
 
 This is the heart of the package. The letters are the paper's: the model holds y while it trains and z when it is
-evaluated, saved or shipped; x is the proposal, gamma the step size, a the anchor, F the importance.
+evaluated, saved or shipped; x is the proposal, gamma the step size, a the anchor, F the importance. How x comes about
+is in `drcl.proposals`, what becomes of it in `drcl.negotiation`, the end of a task in `drcl.consolidation`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.sgd import sgd
 
-from drcl import consolidation, kernels, options, resume, rotated, stable
+from drcl import consolidation, options, proposals, resume, rotated
 from drcl.anchor import Anchor, plain_name
 from drcl.importance import Fisher, Importance
-from drcl.kernels import Rule, Weight
 from drcl.options import Solver
 from drcl.prox import Prox, resolve
 
@@ -71,9 +70,16 @@ class DRCL(torch.optim.Optimizer):
             proposal that is not finished.
         inner_steps: gradient evaluations of the implicit proposal.
         memory: importance over tasks: "sum", "latest", or a decay in [0, 1].
+        normalise: the unit of importance. "global": the sum over tasks is divided by its mean over all protected
+            weights, so layers and tasks of larger gradients count for more. "tensor": before it is added up, each
+            task's importance is also divided by its own mean within each parameter tensor (with ``drcl.Kronecker``
+            within each layer), so every layer and every task counts alike.
         damping: added to the mean-one importance, so that weights of no importance are held a little too.
         backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.kernels``).
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
+        preset: "paper" takes the paper's literal settings: lr 5e-3 without momentum, strength 10 on L1, five iterations
+            of Douglas-Rachford on each batch (``step(closure)``), importance of the latest task only, in units of its
+            mean. Of these only lr may be given beside it; a value equal to its default here counts as left out.
     """
 
     def __init__(
@@ -93,26 +99,30 @@ class DRCL(torch.optim.Optimizer):
         memory: str | float = "sum",
         backend: str = "auto",
         *,
+        normalise: str = "global",
         dampening: float = 0.0,
         maximize: bool = False,
         damping: float = 0.0,
         inner_steps: int = 20,
         check_finite: bool = True,
+        preset: str | None = None,
         _inner: torch.optim.Optimizer | None = None,
     ) -> None:
+        own: dict[str, Any] = dict(lr=lr, momentum=momentum, strength=strength, stable=stable, damping=damping)
+        how: dict[str, Any] = dict(prox=prox, splitting=splitting, memory=memory, normalise=normalise)
+        how |= dict(iterations=iterations, plasticity_steps=plasticity_steps)
+        if preset is not None:
+            usual = {k: v.default for k, v in inspect.signature(DRCL.__init__).parameters.items()}
+            own, how = (options.preset(preset, given, usual) for given in (own, how))
         #: How the two operators negotiate; everything here is the same for all groups.
         self.solver = Solver(
-            prox=resolve(prox),
-            splitting=splitting,
-            iterations=iterations,
-            plasticity_steps=plasticity_steps,
+            **{**how, "prox": resolve(how["prox"])},
             inner_steps=inner_steps,
             tolerance=tolerance,
-            memory=memory,
             backend=backend,
             check_finite=check_finite,
         )
-        if splitting == "implicit" and (momentum or _inner is not None):
+        if self.solver.splitting == "implicit" and (own["momentum"] or _inner is not None):
             raise ValueError(
                 "splitting='implicit' solves for the proposal itself: it takes no momentum and no wrapped optimizer; "
                 "use splitting='forward-backward' with those"
@@ -128,12 +138,12 @@ class DRCL(torch.optim.Optimizer):
         # Everything beside tensors that a resumed task needs; plain values only.
         self._progress: dict[str, Any] = {"mode": "train", "tasks": 0, "importance_mean": 0.0, "made": []}
         self._progress |= {"steps_in_proposal": 0, "gammas": []}
-        own = dict(strength=strength, stable=stable, free=False, damping=damping, chosen_strength=None)
+        own |= dict(free=False, chosen_strength=None)
         if _inner is None:
-            own |= dict(momentum=momentum, dampening=dampening, nesterov=nesterov)
-            own |= dict(weight_decay=weight_decay, maximize=maximize)
-            super().__init__(params, {"lr": lr, **own})
+            own |= dict(dampening=dampening, nesterov=nesterov, weight_decay=weight_decay, maximize=maximize)
+            super().__init__(params, own)
         else:
+            del own["lr"], own["momentum"]  # the wrapped optimizer's affair
             super().__init__([{**g} for g in _inner.param_groups], {**_inner.defaults, **own})
             self._link()
 
@@ -148,6 +158,8 @@ class DRCL(torch.optim.Optimizer):
         taken = {"lr", "momentum", "nesterov", "weight_decay", "dampening", "maximize"} & set(arguments)
         if taken:
             raise TypeError(f"{', '.join(sorted(taken))}: set these on the wrapped {type(optimizer).__name__}")
+        if arguments.get("preset") is not None:
+            raise TypeError(f"preset={arguments['preset']!r} is of plain SGD: give it to DRCL(params), not to around()")
         return cls([], strength=strength, _inner=optimizer, **arguments)
 
     # -- what the model holds ------------------------------------------------------------------------------------
@@ -159,7 +171,7 @@ class DRCL(torch.optim.Optimizer):
 
     @property
     def importance_mean(self) -> float:
-        """The mean the importance was divided by: multiply it back to compare with an estimator's own numbers."""
+        """The mean the importance was divided by: multiply it back to have the sum over tasks."""
         return float(self._progress["importance_mean"])
 
     @property
@@ -203,10 +215,11 @@ class DRCL(torch.optim.Optimizer):
         """Every protected parameter with its state."""
         for group in self.param_groups:
             for p in group["params"]:
-                if self._held(group, p):
+                if self.holds(group, p):
                     yield p, self.state[p]
 
-    def _held(self, group: dict[str, Any], p: Tensor) -> bool:
+    def holds(self, group: dict[str, Any], p: Tensor) -> bool:
+        """Whether this parameter of the group is protected."""
         return not group["free"] and "anchor" in self.state.get(p, {})
 
     # -- the step ------------------------------------------------------------------------------------------------
@@ -242,9 +255,9 @@ class DRCL(torch.optim.Optimizer):
             before = [(p, p.clone()) for p, _ in self.protected()] if rounds > 1 else []
             if self.solver.splitting == "implicit" and self.tasks:
                 assert closure is not None
-                loss = self._implicit(closure)
+                loss = proposals.implicit(self, closure)
             else:
-                loss = self._explicit(closure)
+                loss = proposals.explicit(self, closure)
             self.iterations_used, self.residual = k + 1, 1.0
             if rounds > 1:
                 moved = math.sqrt(sum(float((p - y).double().square().sum()) for p, y in before))
@@ -253,197 +266,6 @@ class DRCL(torch.optim.Optimizer):
                 if self.solver.tolerance is not None and self.residual < self.solver.tolerance:
                     break
         return loss
-
-    def _explicit(self, closure: Callable[[], Any] | None) -> Any:
-        """x = y - gamma * grad f(y), by SGD or by the wrapped optimizer."""
-        loss = None
-        lbfgs = isinstance(self.inner, torch.optim.LBFGS)
-        if closure is not None and not lbfgs:
-            with torch.enable_grad():
-                loss = closure()
-        if not lbfgs:  # which looks at no gradient but those of its own evaluations
-            self._check_gradients()
-        if self.inner is None and self.solver.plasticity_steps == 1:
-            for group in self.param_groups:
-                plain, held = self._divided(group)
-                self._sgd(group, plain)
-                self._negotiate(group, self._fused_weights(group, held), self._rule(group, group["lr"]))
-            return loss
-        self._begin(every=lbfgs)
-        if self.inner is None:
-            for group in self.param_groups:
-                for params in self._divided(group):
-                    self._sgd(group, params)
-        elif lbfgs and closure is not None:
-            loss = self.inner.step(self._checked(closure))
-        else:
-            self.inner.step()
-        self._progress["steps_in_proposal"] += 1
-        self._progress["gammas"] = [
-            gamma + float(g["lr"]) for gamma, g in zip(self._progress["gammas"], self.param_groups)
-        ]
-        if self._progress["steps_in_proposal"] >= self.solver.plasticity_steps:
-            self._end()
-        return loss
-
-    def _checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def evaluate() -> Any:
-            with torch.enable_grad():
-                loss = closure()
-            self._check_gradients()
-            return loss
-
-        return evaluate
-
-    def _implicit(self, closure: Callable[[], Any]) -> Any:
-        """x = argmin f(x) + |x - y|^2 / (2 gamma), by gradient steps from y; the first one is the explicit proposal."""
-        loss, evaluate = None, self._checked(closure)
-        everyone = [(g, p) for g in self.param_groups for p in g["params"] if p.requires_grad]
-        for _, p in everyone:
-            self.state[p]["start"] = p.clone()
-        for k in range(self.solver.inner_steps):
-            loss = evaluate()
-            for group, p in everyone:
-                gamma, sign = float(group["lr"]), -1 if group["maximize"] else 1
-                if p.grad is None or gamma == 0:
-                    continue
-                pull = sign * p.grad + group["weight_decay"] * p
-                if k == 0:
-                    p.sub_(pull, alpha=gamma)
-                else:
-                    p.sub_(pull + (p - self.state[p]["start"]) / gamma, alpha=gamma / 2)
-        self._progress["gammas"] = [float(g["lr"]) for g in self.param_groups]
-        self._end()
-        return loss
-
-    def _begin(self, every: bool) -> None:
-        """Remember y where a new proposal starts; a parameter without gradient has no part in it."""
-        fresh = self._progress["steps_in_proposal"] == 0
-        if fresh:
-            self._progress["gammas"] = [0.0] * len(self.param_groups)
-        for p, state in self.protected():
-            if every or p.grad is not None:
-                if fresh or "start" not in state:
-                    state["start"] = p.clone()
-            elif fresh:
-                state.pop("start", None)
-
-    def _end(self) -> None:
-        """Negotiate the finished proposal: the model goes back to y, and y - x takes the place of gamma * gradient."""
-        plain = dict(lr=1.0, momentum=0.0, dampening=0.0, nesterov=False, weight_decay=0.0, maximize=False)
-        for group, gamma in zip(self.param_groups, self._progress["gammas"]):
-            weights = []
-            for p in group["params"]:
-                start = self.state.get(p, {}).pop("start", None)
-                if start is not None and self._held(group, p):
-                    s = start - p
-                    p.copy_(start)
-                    weights.append(self._weight(p, s))
-            self._negotiate(group, weights, self._rule({**group, **plain}, gamma))
-        self._progress["steps_in_proposal"] = 0
-
-    def _divided(self, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-        """The parameters with a gradient: those nothing protects, and those that are held."""
-        plain: list[Tensor] = []
-        held: list[Tensor] = []
-        for p in group["params"]:
-            if p.grad is not None:
-                (held if self._held(group, p) else plain).append(p)
-        return plain, held
-
-    def _sgd(self, group: dict[str, Any], chosen: list[Tensor]) -> None:
-        """Torch's own SGD on some parameters of a group."""
-        gradients = [p.grad for p in chosen if p.grad is not None]
-        if not gradients:
-            return
-        momentum = group["momentum"]
-        buffers = [self.state[p].get("momentum_buffer") if momentum else None for p in chosen]
-        sgd(
-            chosen,
-            gradients,
-            buffers,
-            has_sparse_grad=any(g.is_sparse for g in gradients),
-            foreach=None,
-            fused=None,
-            **{k: group[k] for k in ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")},
-        )
-        if momentum:
-            for p, buffer in zip(chosen, buffers):
-                self.state[p]["momentum_buffer"] = buffer
-
-    def _weight(self, p: Tensor, g: Tensor) -> Weight:
-        state = self.state[p]
-        return Weight(p, g, state["anchor"], state["importance"], state.get("z"))
-
-    def _fused_weights(self, group: dict[str, Any], held: list[Tensor]) -> list[Weight]:
-        weights = []
-        for p in held:
-            assert p.grad is not None
-            weight = self._weight(p, p.grad)
-            if group["momentum"]:
-                state = self.state[p]
-                weight.first = "momentum_buffer" not in state
-                if weight.first:
-                    state["momentum_buffer"] = torch.zeros_like(p)
-                weight.buffer = state["momentum_buffer"]
-            weights.append(weight)
-        return weights
-
-    def _rule(self, group: dict[str, Any], gamma: float) -> Rule:
-        return Rule(
-            lr=float(group["lr"]),
-            gamma=float(gamma),
-            strength=float(group["strength"]),
-            prox=self.solver.prox,
-            momentum=float(group["momentum"]),
-            dampening=float(group["dampening"]),
-            weight_decay=float(group["weight_decay"]),
-            nesterov=bool(group["nesterov"]),
-            maximize=bool(group["maximize"]),
-            reflect=self.solver.splitting != "forward-backward",
-            damping=float(group["damping"]),
-        )
-
-    def _negotiate(self, group: dict[str, Any], weights: list[Weight], rule: Rule) -> None:
-        if not weights:
-            return
-        layers, weights = rotated.split(self._layers, weights)
-        if group["stable"] is not None:
-            rule = dataclasses.replace(rule, damping=max(rule.damping, stable.FLOOR))
-        for layer in layers:
-            rotated.propose(layer, rule, rotate=group["stable"] is not None or not math.isinf(rule.strength))
-        if group["stable"] is not None:
-            protected = sum(p.numel() for p in group["params"] if self._held(group, p))
-            rule = dataclasses.replace(rule, strength=stable.choose(group, weights, rule, protected, layers))
-        kernels.negotiate(weights, rule, self.solver.backend)
-        for layer in layers:
-            rotated.settle(layer, rule)
-
-    def _check_gradients(self) -> None:
-        """Everything a step can refuse, before it changes anything."""
-        owners = []
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                if p.grad.is_sparse and self._held(group, p):
-                    raise ValueError(
-                        f"parameter {self.name_of(p)!r} is protected but has a sparse gradient; use sparse=False in "
-                        "its module, or put it in a group with free=True"
-                    )
-                owners.append(p)
-        if not self.solver.check_finite or not owners:
-            return
-        bad = kernels.first_non_finite([p.grad for p in owners], self.solver.backend)
-        if bad >= 0:
-            half = owners[bad].dtype == torch.float16
-            remedy = (
-                "scale the loss with torch.amp.GradScaler" if half else "lower lr, clip gradients or skip this batch"
-            )
-            raise FloatingPointError(
-                f"the gradient of {self.name_of(owners[bad])!r} holds NaN or infinite values; no weight was changed. "
-                f"To go on, {remedy}."
-            )
 
     # -- between tasks -------------------------------------------------------------------------------------------
 

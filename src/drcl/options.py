@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,23 @@ from drcl.kernels import BACKENDS
 from drcl.prox import L1, ElasticNet, Prox
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
+NORMALISATIONS = ("global", "tensor")
+# Settings under one name, written out in full: later defaults do not change what a name stands for.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": dict(
+        lr=5e-3,
+        momentum=0.0,
+        strength=10.0,
+        stable=None,
+        prox="l1",
+        splitting="douglas-rachford",
+        iterations=5,
+        plasticity_steps=1,
+        memory="latest",
+        normalise="global",
+        damping=0.0,
+    ),
+}
 GROUP_OPTIONS = {
     *("params", "param_names", "lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize"),
     *("strength", "stable", "free", "damping", "chosen_strength"),
@@ -47,6 +64,21 @@ def memory(value: Any) -> None:
         raise ValueError(f"memory={value!r} must be 'sum', 'latest' or a decay between 0 and 1")
 
 
+def preset(name: str, given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with the preset's values in place of the `usual` ones; any other value is refused, except of lr."""
+    one_of("preset", name, PRESETS)
+    chosen = {}
+    for key, value in given.items():
+        fixed = PRESETS[name][key]
+        left_out = value == usual[key]
+        if not left_out and value != fixed and key != "lr":
+            raise ValueError(
+                f"{key}={value!r} beside preset={name!r}, which stands for {key}={fixed!r}: leave one of the two out"
+            )
+        chosen[key] = fixed if left_out else value
+    return chosen
+
+
 @dataclass(frozen=True)
 class Solver:
     """The options of DRCL that hold for all groups; their meaning is in its docstring."""
@@ -58,11 +90,13 @@ class Solver:
     inner_steps: int
     tolerance: float | None
     memory: str | float
+    normalise: str
     backend: str
     check_finite: bool
 
     def __post_init__(self) -> None:
         one_of("splitting", self.splitting, SPLITTINGS)
+        one_of("normalise", self.normalise, NORMALISATIONS)
         one_of("backend", self.backend, BACKENDS)
         memory(self.memory)
         for name in ("iterations", "plasticity_steps", "inner_steps"):

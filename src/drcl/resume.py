@@ -37,7 +37,8 @@ def saved(optimizer: DRCL, base: dict[str, Any]) -> dict[str, Any]:
     """torch's state dict and what DRCL has to add to it."""
     order = [p for g in optimizer.param_groups for p in g["params"]]
     base["drcl"] = copy.deepcopy(optimizer._progress)
-    base["drcl"] |= {"splitting": optimizer.solver.splitting, "names": [optimizer._names.get(p) for p in order]}
+    base["drcl"] |= {"splitting": optimizer.solver.splitting, "normalise": optimizer.solver.normalise}
+    base["drcl"]["names"] = [optimizer._names.get(p) for p in order]
     if optimizer._layers:
         base["layers"] = rotated.saved(optimizer)
     if optimizer.inner is not None:
@@ -51,11 +52,13 @@ def check(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
         raise ValueError("this state dict was not made by DRCL: it has no 'drcl' entry")
     if (optimizer.inner is None) != ("inner" not in state_dict):
         raise ValueError("one of the two optimizers wraps another (DRCL.around) and the other does not")
-    ours, theirs = optimizer.solver.splitting, state_dict["drcl"]["splitting"]
-    if ours != theirs:
-        raise ValueError(
-            f"the state was saved with splitting={theirs!r}; make this optimizer with the same, not {ours!r}"
-        )
+    made = {"normalise": "global"} | state_dict["drcl"]  # states of the first version do not name it
+    for option in ("splitting", "normalise"):
+        ours, theirs = getattr(optimizer.solver, option), made[option]
+        if ours != theirs:
+            raise ValueError(
+                f"the state was saved with {option}={theirs!r}; make this optimizer with the same, not {ours!r}"
+            )
     sizes = [len(g["params"]) for g in optimizer.param_groups]
     for groups in (d["param_groups"] for d in (state_dict, state_dict.get("inner", state_dict))):
         found = [len(g["params"]) for g in groups]

@@ -27,7 +27,7 @@ def small(monkeypatch):
 
 def test_it_needs_nothing_but_what_is_installed():
     chosen = demo.Demo.read(demo.Path("demo"))
-    assert {config.method for config in chosen.plan} == {"sgd", "ewc", "drcl"}
+    assert {config.method for config in chosen.plan} == {"sgd", "ewc", "drcl", "drcl-kronecker"}
     for config in chosen.plan:
         assert entry(config.make_benchmark().data).embedded
 
@@ -35,7 +35,7 @@ def test_it_needs_nothing_but_what_is_installed():
 def test_every_method_trains_under_the_same_conditions():
     plan = demo.Demo.read(demo.Path("demo")).plan
     common = [(c.seed, c.benchmark_options, c.training) for c in plan if c.method == "sgd"]
-    for method in ("ewc", "drcl"):
+    for method in ("ewc", "drcl", "drcl-kronecker"):
         assert [(c.seed, c.benchmark_options, c.training) for c in plan if c.method == method] == common
     table = tomllib.loads(resources.files("drcl.lab").joinpath("demo.toml").read_text())
     assert "grid" not in table
@@ -46,7 +46,7 @@ def test_the_demonstration_from_first_word_to_page(small, tmp_path):
     answer = CliRunner().invoke(app, ["demo", "--out", str(out)])
     assert answer.exit_code == 0, answer.output
     runs = find([out / "runs"])
-    assert sorted(run.method for run in runs) == ["drcl", "ewc", "sgd"]
+    assert sorted(run.method for run in runs) == ["drcl", "drcl-kronecker", "ewc", "sgd"]
     assert all(run.finished for run in runs)
     for run in runs:
         assert f"{100 * run.value('average_accuracy'):.1f}" in answer.stdout

@@ -102,7 +102,7 @@ class RunConfig:
             self.method,
             self.seed,
             {k: v for k, v in full.items() if v is not None},
-            options_.defaults(methods.get(self.method)) | self.method_options,
+            {k: getattr(self.make_method(), k) for k in options_.hints(methods.get(self.method))},
             options_.defaults(Training) | self.training,
         )
 

@@ -1,4 +1,4 @@
-"""The first thing a newcomer sees: three methods on embedded data, a table, a page, a few honest words.
+"""The first thing a newcomer sees: four methods on embedded data, a table, a page, a few honest words.
 
 The demonstration is the sweep in ``demo.toml``, so whatever is shown can be repeated with ``drcl sweep`` and
 changed there.
@@ -35,8 +35,8 @@ from drcl.lab.table_formats import summary_table
 EXPLANATION = (
     "Average accuracy is over the test sets of all tasks after the last one was learned; backward transfer is what "
     "the earlier tasks lost since they were new. Each strength is the best of seven trials on validation data of "
-    "another seed; the rest of the setting, drcl's splitting too, was picked on validation data before that. "
-    "This is a small problem: it shows how the methods differ, not how they rank in general."
+    "another seed; the rest of the setting, drcl's splitting and drcl-kronecker's penalty too, was picked on this "
+    "problem before that. This is a small problem: it shows how the methods differ, not how they rank in general."
 )
 
 

@@ -110,7 +110,7 @@ def wait() -> None:
 class Reduced(Importance):
     """An estimator whose samples are divided among the processes and whose result is their common mean.
 
-    Labels that are drawn from the model have to be drawn in one order, so that estimate is made whole by each process;
+    Labels and signs that are drawn have to be drawn in one order, so that estimate is made whole by each process;
     the mean then only makes sure that all go on with the same bits.
     """
 
@@ -124,7 +124,7 @@ class Reduced(Importance):
         if here.size == 1:
             return self.inner.estimate(model, batches, parameters, forward)
         batches = list(batches)
-        whole = isinstance(self.inner, Fisher) and self.inner.labels == "sampled"
+        whole = isinstance(self.inner, Fisher) and self.inner.labels in ("sampled", "signs")
         mine = batches if whole else batches[here.rank :: here.size]
         count = sum(len(batch[0]) for batch in mine)
         if count:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,15 @@ import torch
 from drcl.lab import networks, streams
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.methods.base import Batch, Method, Setting, Where
+from drcl.lab.methods.sgd import SGD
 from drcl.lab.networks import Network
 from drcl.lab.pixels import View
-from drcl.lab.streams import Stream
+from drcl.lab.streams import Stream, Task
 
-KINDS = ("mlp", "cnn")
-SPECS: dict[str, dict[str, Any]] = {
-    "mlp": {"kind": "mlp", "hidden": [12, 10]},
-    "cnn": {"kind": "cnn", "channels": [3, 4], "hidden": 8},
-}
+MLP: dict[str, Any] = {"kind": "mlp", "hidden": [12, 10]}
+CNN: dict[str, Any] = {"kind": "cnn", "channels": [4, 6], "hidden": 12}
+SPECS = {"mlp": MLP, "cnn": CNN}
+KINDS = tuple(SPECS)
 
 
 def toy_stream(scenario: str = "task", tasks: int = 3, per_class: int = 12, seed: int = 0, side: int = 8) -> Stream:
@@ -43,31 +43,26 @@ def toy_stream(scenario: str = "task", tasks: int = 3, per_class: int = 12, seed
     return streams.class_split(data, seed=seed, classes_per_task=2, scenario=scenario, view=view)  # type: ignore[arg-type]
 
 
-def network(kind: str, stream: Stream, seed: int = 0) -> Network:
-    return networks.build(SPECS[kind], stream, seed=seed)
+def network(kind: str | dict[str, Any], stream: Stream, seed: int = 0) -> Network:
+    return networks.build(SPECS[kind] if isinstance(kind, str) else kind, stream, seed=seed)
 
 
-@dataclass
 class Walk:
     """Train `method` on `stream`; `accuracy` grows by a row a task, each measured on all tasks seen."""
 
-    method: Method
-    stream: Stream
-    kind: str = "mlp"
-    epochs: int = 2
-    batch: int = 8
-    lr: float = 0.05
-    momentum: float = 0.9
-    optimizer: str = "sgd"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        stream = self.stream
-        setting = Setting(
-            stream.scenario, len(stream), stream.heads, stream.shape, self.seed, self.lr, self.momentum, self.batch,
-            optimizer=self.optimizer,
-        )  # fmt: skip
-        self.model = self.method.build(network(self.kind, stream, self.seed), setting)
+    def __init__(
+        self,
+        method: Method,
+        stream: Stream,
+        kind: str | dict[str, Any] = "mlp",
+        epochs: int = 2,
+        seed: int = 0,
+        **setting: Any,
+    ) -> None:
+        self.method, self.stream, self.epochs, self.seed = method, stream, epochs, seed
+        given = {"lr": 0.05, "momentum": 0.9, "batch": 8} | setting
+        self.setting = Setting(stream.scenario, len(stream), stream.heads, stream.shape, seed, **given)
+        self.model = method.build(network(kind, stream, seed), self.setting)
         self.accuracy: list[list[float]] = []
         self.losses: list[float] = []
         self.saved: bytes = b""
@@ -75,48 +70,68 @@ class Walk:
     def run(
         self,
         watch: Callable[[str, Batch], None] | None = None,
+        after_step: Callable[[Walk], None] | None = None,
+        after_task: Callable[[Walk, Task], None] | None = None,
         stop: tuple[int, int] | None = None,
         resume: bytes | None = None,
     ) -> Walk:
-        """`watch` is called with the name of each moment of a step; `stop` (task, step) saves and returns."""
-        method, model, begin = self.method, self.model, Where()
-        held: dict[str, Any] | None = None
-        if resume is not None:
-            held = torch.load(io.BytesIO(resume), weights_only=False)
-            model.load_state_dict(held["model"])
-            method.load_state_dict(held["method"])
-            begin, self.accuracy = held["at"], held["accuracy"]
-        for task in self.stream:
-            if task.index < begin.task:
-                continue
-            method.at = Where(task=task.index)
-            fresh = held is None
-            if fresh:
-                model.begin_task(task)
-                method.before_task(task)
-                method.before_stage(task, 0)
+        """`watch` is told each moment of a step by name; `stop` (task, step) saves and returns, `resume` goes on."""
+        torch.manual_seed(self.seed)
+
+        def look(moment: str, batch: Batch) -> None:
+            if watch is not None:
+                watch(moment, batch)
+            if after_step is not None and moment == "stepped":
+                after_step(self)
+
+        held = None if resume is None else self._load(resume)
+        for task in self.stream[0 if held is None else held["at"].task :]:
+            for optimizer, batch in self._steps(task, self.epochs, held):
+                if stop == (self.method.at.task, self.method.at.step):
+                    self.saved = self._save(optimizer)
+                    return self
+                self._step(optimizer, batch, look)
+            held = None
+            self.accuracy.append([self.test(seen) for seen in self.stream[: task.index + 1]])
+            if after_task is not None:
+                after_task(self, task)
+        return self
+
+    def task(self, task: Task, epochs: int) -> None:
+        """One task from its first hook to its last."""
+        for optimizer, batch in self._steps(task, epochs):
+            self._step(optimizer, batch, lambda moment, batch: None)
+
+    def _steps(
+        self, task: Task, epochs: int, held: dict[str, Any] | None = None
+    ) -> Iterator[tuple[torch.optim.Optimizer, Batch]]:
+        """The hooks around the steps of a task, and what each step needs."""
+        method, batches = self.method, -(-len(task.train) // self.setting.batch)
+        method.at = Where(task.index)
+        if held is None:
+            self.model.begin_task(task)
+            method.before_task(task)
+        for stage in range(held["at"].stage if held else 0, method.stages):
+            method.at = Where(task.index, stage, batches=batches, steps=epochs * batches)
+            if held is None:
+                method.before_stage(task, stage)
             optimizer = method.optimizer(task)
             if held is not None:
                 optimizer.load_state_dict(held["optimizer"])
-            held, step = None, 0
-            for epoch in range(self.epochs):
-                batches = task.train.batches(self.batch, seed=self.seed, epoch=epoch)
-                for number, (x, y) in enumerate(batches):
-                    if fresh or step >= begin.step:
-                        method.at = Where(task.index, 0, step, epoch, number, len(batches), self.epochs * len(batches))
-                        if stop == (task.index, step):
-                            self.saved = self._save(optimizer)
-                            return self
-                        self._step(optimizer, Batch(x, y, task.head), watch)
-                    step += 1
-            model.eval()
-            method.after_task(task)
-            model.end_task(task)
-            self.accuracy.append([self._accuracy(seen) for seen in self.stream if seen.index <= task.index])
-        return self
+            begin, held = (held["at"].step if held else 0), None
+            for epoch in range(begin // batches, epochs):
+                start = max(begin - epoch * batches, 0)
+                drawn = task.train.batches(self.setting.batch, seed=self.seed, epoch=epoch, start=start)
+                for number, (x, y) in enumerate(drawn, start):
+                    step = epoch * batches + number
+                    method.at = Where(task.index, stage, step, epoch, number, batches, epochs * batches)
+                    yield optimizer, Batch(x, y, task.head)
+        self.model.eval()
+        method.after_task(task)
+        self.model.end_task(task)
 
-    def _step(self, optimizer: torch.optim.Optimizer, batch: Batch, watch: Callable[[str, Batch], None] | None) -> None:
-        method, look = self.method, watch or (lambda moment, batch: None)
+    def _step(self, optimizer: torch.optim.Optimizer, batch: Batch, look: Callable[[str, Batch], None]) -> None:
+        method = self.method
         self.model.train()
         whole = method.before_step(batch)
 
@@ -127,17 +142,21 @@ class Walk:
             look("backward", whole)
             method.after_backward()
             look("edited", whole)
-            return loss
+            return loss.detach()
 
-        self.losses.append(float(method.step(optimizer, closure).detach()))
+        self.losses.append(float(method.step(optimizer, closure)))
+        assert math.isfinite(self.losses[-1])
         method.after_step()
         look("stepped", whole)
 
-    def _accuracy(self, task: streams.Task) -> float:
+    @torch.no_grad()
+    def logits(self, task: Task) -> torch.Tensor:
         self.model.eval()
-        x, y = task.test.take(slice(None))
-        with torch.no_grad(), self.method.deployed():
-            return float((self.method.predict(x, task).argmax(1) == y).float().mean())
+        with self.method.deployed():
+            return self.method.predict(task.test.take(slice(None))[0], task)
+
+    def test(self, task: Task) -> float:
+        return float((self.logits(task).argmax(1) == torch.from_numpy(task.test.labels)).double().mean())
 
     def _save(self, optimizer: torch.optim.Optimizer) -> bytes:
         whole = {
@@ -150,6 +169,13 @@ class Walk:
         file = io.BytesIO()
         torch.save(copy.deepcopy(whole), file)
         return file.getvalue()
+
+    def _load(self, saved: bytes) -> dict[str, Any]:
+        held: dict[str, Any] = torch.load(io.BytesIO(saved), weights_only=False)
+        self.model.load_state_dict(held["model"])
+        self.method.load_state_dict(held["method"])
+        self.accuracy = held["accuracy"]
+        return held
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -170,3 +196,12 @@ def assert_resumes(make: Callable[[], Method], kind: str, scenario: str = "task"
     assert_same_weights(whole.model, rest.model)
     assert whole.accuracy == rest.accuracy
     assert [len(row) for row in whole.accuracy] == [1, 2, 3]
+
+
+def plain_training(tasks: Stream, kind: str, start: dict[str, torch.Tensor], **how: Any) -> Walk:
+    """Fine-tuning from given weights, to compare a method with its protection switched off against."""
+    walk = Walk(SGD(), tasks, kind, **how)
+    with torch.no_grad():
+        for name, p in walk.model.named_parameters():
+            p.copy_(start[name])
+    return walk.run()

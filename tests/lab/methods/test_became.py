@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 from drcl.lab.methods import became
 from drcl.lab.methods.became import BECAME, coefficient
 
-from .walk import MLP, NETWORKS, Walk, permuted, stream, weights
+from .loop import KINDS, MLP, Walk, toy_stream, weights
 
 
 def tensors(seed: int, positive: bool = False) -> dict[str, torch.Tensor]:
@@ -45,7 +45,7 @@ def test_its_ends_and_scale() -> None:
     assert coefficient(away, *scaled) == pytest.approx(coefficient(away, new, old), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("host", ["gpm", "sgp"])
 def test_merged_weights_lie_on_the_line_and_the_head_stays(
     kind: str, host: str, monkeypatch: pytest.MonkeyPatch
@@ -90,7 +90,7 @@ def test_merged_weights_lie_on_the_line_and_the_head_stays(
         assert "projected" not in walk.method.state
         assert all((precision[-1][n] >= precision[-2][n]).all() for n in trunk)
 
-    walk = Walk(method, stream(), NETWORKS[kind]).run(1, after_task)
+    walk = Walk(method, toy_stream(), kind, epochs=1).run(after_task=after_task)
     assert len(seen) == len(start) == 2  # the first task has one stage, the others two
     assert [len(row) for row in walk.accuracy] == [1, 2, 3]
     assert ("importances" in method.state) == (host == "sgp")
@@ -111,13 +111,13 @@ def test_the_first_stage_is_projected_and_the_second_is_free() -> None:
             matrix, m = _bases.gradient(walk.method.layers[name]), walk.method.state["bases"][name]
             ratio[walk.method.at.stage].append(float((matrix @ m).norm() / matrix.norm()))
 
-    Walk(BECAME(threshold=0.9, samples=20, fisher_samples=8), stream(), MLP).run(1, None, after_step)
+    Walk(BECAME(threshold=0.9, samples=20, fisher_samples=8), toy_stream(), MLP, epochs=1).run(after_step=after_step)
     assert max(ratio[0]) < 1e-4
     assert min(ratio[1]) > 0.1
 
 
 def test_a_shared_head_is_merged_too() -> None:
-    walk = Walk(BECAME(threshold=0.9, samples=20, fisher_samples=8), permuted(), MLP).run(1)
+    walk = Walk(BECAME(threshold=0.9, samples=20, fisher_samples=8), toy_stream("domain"), MLP, epochs=1).run()
     assert "heads.layers.0.weight" in walk.method.state["precision"]
 
 

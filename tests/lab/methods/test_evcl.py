@@ -8,7 +8,7 @@ from torch.distributions import Normal, kl_divergence
 
 from drcl.lab.methods.evcl import EVCL
 
-from .walk import CNN, MLP, NETWORKS, Walk, permuted, plain_training, stream, weights
+from .loop import CNN, KINDS, MLP, Walk, plain_training, toy_stream, weights
 
 
 def quick(**more: object) -> EVCL:
@@ -16,18 +16,18 @@ def quick(**more: object) -> EVCL:
     return EVCL(**options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_with_noise_and_penalties_off_it_trains_as_sgd_does(kind: str) -> None:
-    walk = Walk(quick(lam=0.0, kl=0.0, noise=False, adam_lr=None), stream(), NETWORKS[kind], momentum=0.9)
+    walk = Walk(quick(lam=0.0, kl=0.0, noise=False, adam_lr=None), toy_stream(), kind, momentum=0.9)
     start = weights(walk.model)
     walk.run()
-    plain = plain_training(stream(), NETWORKS[kind], start, momentum=0.9)
+    plain = plain_training(toy_stream(), kind, start, momentum=0.9)
     now = weights(walk.model)
     for name, p in plain.model.named_parameters():
         assert torch.equal(now[name], p), name
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_prior_penalty_and_fisher_over_three_tasks(kind: str) -> None:
     def after_task(walk: Walk, task: object) -> None:
         method = walk.method
@@ -44,14 +44,14 @@ def test_prior_penalty_and_fisher_over_three_tasks(kind: str) -> None:
         grads = torch.autograd.grad(method.penalty(), [m for _, _, m, _ in method._normals()])
         assert sum(float(g.norm()) for g in grads) > 0
 
-    walk = Walk(quick(), stream(), NETWORKS[kind]).run(1, after_task, after_step)
+    walk = Walk(quick(), toy_stream(), kind, epochs=1).run(after_step=after_step, after_task=after_task)
     assert [len(row) for row in walk.accuracy] == [1, 2, 3]
     count = sum(m.numel() for _, _, m, _ in walk.method._normals())
     assert walk.method.state_bytes() == 4 * (count + 2 * count + count)  # scales; old means and sigmas; Fisher
 
 
 def test_divergence_matches_torch_distributions() -> None:
-    walk = Walk(quick(prior_sigma=0.7, sigma_start=0.05), stream(), MLP)
+    walk = Walk(quick(prior_sigma=0.7, sigma_start=0.05), toy_stream(), MLP)
     wanted = sum(kl_divergence(Normal(m, s), Normal(0.0, 0.7)).sum() for _, _, m, s in walk.method._normals())
     torch.testing.assert_close(walk.method.divergence(), wanted)
     walk.task(walk.stream[0], 1)
@@ -66,7 +66,7 @@ def test_divergence_matches_torch_distributions() -> None:
 
 
 def test_the_penalty_by_hand() -> None:
-    walk = Walk(quick(lam=3.0), stream(), {"kind": "mlp", "hidden": [1]})
+    walk = Walk(quick(lam=3.0), toy_stream(), {"kind": "mlp", "hidden": [1]})
     walk.task(walk.stream[0], 1)
     method = walk.method
     for fisher in method.state["fisher"].values():
@@ -81,7 +81,7 @@ def test_the_penalty_by_hand() -> None:
 
 
 def test_lam_zero_is_vcl_and_keeps_no_fisher() -> None:
-    walk = Walk(quick(lam=0.0), stream(), MLP).run(1)
+    walk = Walk(quick(lam=0.0), toy_stream(), MLP, epochs=1).run()
     assert "fisher" not in walk.method.state
     assert walk.method.gradients == 0
 
@@ -89,7 +89,7 @@ def test_lam_zero_is_vcl_and_keeps_no_fisher() -> None:
 def test_fisher_adds_up_with_its_decay() -> None:
     found = {}
     for gamma in (0.0, 1.0):
-        walk = Walk(quick(gamma=gamma, noise=False), stream(), MLP)
+        walk = Walk(quick(gamma=gamma, noise=False), toy_stream(), MLP)
         seen: list[torch.Tensor] = []
         for task in walk.stream[:2]:
             walk.task(task, 1)
@@ -100,8 +100,8 @@ def test_fisher_adds_up_with_its_decay() -> None:
 
 
 def test_heads_of_tasks_are_plain_and_shared_ones_are_not() -> None:
-    assert list(Walk(quick(), stream(), MLP).method.layers) == ["trunk.fc1", "trunk.fc2"]
-    shared = Walk(quick(), permuted(), MLP).run(1)
+    assert list(Walk(quick(), toy_stream(), MLP).method.layers) == ["trunk.fc1", "trunk.fc2"]
+    shared = Walk(quick(), toy_stream("domain"), MLP, epochs=1).run()
     assert "heads.layers.0" in shared.method.layers
 
 
@@ -110,6 +110,6 @@ def test_what_it_cannot_do_is_refused() -> None:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             EVCL(**wrong)
     with pytest.raises(ValueError, match="norm layers"):
-        Walk(EVCL(), stream(), CNN | {"norm": "batch"})
+        Walk(EVCL(), toy_stream(), CNN | {"norm": "batch"})
     with pytest.raises(ValueError, match="weight_decay"):
-        Walk(EVCL(), stream(), MLP, weight_decay=0.1)
+        Walk(EVCL(), toy_stream(), MLP, weight_decay=0.1)

@@ -10,7 +10,7 @@ from torch import nn
 
 from drcl.lab.methods.hat import HAT, SATURATED
 
-from .walk import CNN, MLP, NETWORKS, Walk, permuted, stream, weights
+from .loop import CNN, KINDS, MLP, Walk, toy_stream, weights
 
 
 def binary(walk: Walk, task: int, every: int = 2) -> None:
@@ -33,7 +33,7 @@ def gate_before(walk: Walk, number: int) -> torch.Tensor | None:
     return held
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_weight_between_saturated_units_is_unchanged(kind: str, momentum: float) -> None:
     kept: list[tuple[str, torch.Tensor, torch.Tensor]] = []
@@ -54,17 +54,17 @@ def test_a_weight_between_saturated_units_is_unchanged(kind: str, momentum: floa
             kept.append((f"trunk.{name}.weight", chosen, now[f"trunk.{name}.weight"][chosen]))
             kept.append((f"trunk.{name}.bias", out, now[f"trunk.{name}.bias"][out]))
 
-    walk = Walk(HAT(), stream(), NETWORKS[kind], momentum=momentum)
+    walk = Walk(HAT(), toy_stream(), kind, momentum=momentum)
     binary(walk, 0)
-    walk.run(2, after_task)
+    walk.run(after_task=after_task)
     assert sum(bound) > 100
     assert [len(row) for row in walk.accuracy] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_binary_gates_keep_old_logits(kind: str) -> None:
-    tasks = stream()
-    walk = Walk(HAT(lam=0.0), tasks, NETWORKS[kind], momentum=0.9)
+    tasks = toy_stream()
+    walk = Walk(HAT(lam=0.0), tasks, kind, momentum=0.9)
     for task in range(3):
         binary(walk, task, every=3)
     walk.method.after_step = lambda: [binary(walk, walk.method.at.task, every=3)]  # type: ignore[method-assign]
@@ -76,14 +76,14 @@ def test_binary_gates_keep_old_logits(kind: str) -> None:
             torch.testing.assert_close(walk.logits(tasks[seen]), logits, atol=1e-5, rtol=1e-5)
         old[task.index] = walk.logits(task)
 
-    walk.run(2, after_task)
+    walk.run(after_task=after_task)
     now = weights(walk.model)
     assert all(not torch.equal(start[n], now[n]) for n in now if n.startswith("trunk.") and "gate" not in n)
 
 
 def test_gradient_factors_by_hand() -> None:
     """Held gates (1, .5) feeding (.25, 1): the smaller of each pair is what is taken away."""
-    walk = Walk(HAT(), stream(), {"kind": "mlp", "hidden": [2, 2]})
+    walk = Walk(HAT(), toy_stream(), {"kind": "mlp", "hidden": [2, 2]})
     walk.method.state["held"] = [torch.tensor([1.0, 0.5]), torch.tensor([0.25, 1.0])]
     (first, first_bias), (second, second_bias) = walk.method.factors()
     assert first.flatten().tolist() == first_bias.tolist() == [0.0, 0.5]
@@ -101,7 +101,8 @@ def test_held_gates_only_grow_and_embeddings_stay_in_bounds() -> None:
         assert all(row.abs().max() <= 6 for gate in walk.method.gates for row in gate.rows)
         assert 0 <= walk.method.price().item() <= 1
 
-    walk = Walk(HAT(lam=2.0), stream(4), MLP, lr=0.5).run(1, after_task, after_step)
+    walk = Walk(HAT(lam=2.0), toy_stream(tasks=4), MLP, epochs=1, lr=0.5)
+    walk.run(after_step=after_step, after_task=after_task)
     assert all((later >= earlier).all() for earlier, later in pairwise(seen))
     units = 12 + 10
     assert walk.method.state_bytes() == 4 * (4 * units + units)
@@ -110,7 +111,7 @@ def test_held_gates_only_grow_and_embeddings_stay_in_bounds() -> None:
 def test_compensated_gradient_is_that_of_slope_one_times_s_max() -> None:
     """For a loss that is the sum of the gates, d/de at slope s after compensation is s_max * sigmoid'(e)."""
     method = HAT(s_max=50.0)
-    walk = Walk(method, stream(), MLP)
+    walk = Walk(method, toy_stream(), MLP)
     method.at.batches = 10
     for method.at.batch in (0, 1, 4):
         slope = method._slope()
@@ -127,7 +128,7 @@ def test_compensated_gradient_is_that_of_slope_one_times_s_max() -> None:
 
 
 def test_other_tasks_embeddings_are_left_alone_and_gates_stand_after_the_block() -> None:
-    walk = Walk(HAT(), stream(), CNN | {"dropout": 0.5})
+    walk = Walk(HAT(), toy_stream(), CNN | {"dropout": 0.5})
     order = [name for name, _ in walk.model.trunk.named_children()]
     assert order[3:8] == ["conv1_gate", "conv2", "conv_relu2", "pool2", "conv2_gate"]
     assert order[8:] == ["flatten", "fc1", "fc_relu1", "fc_drop1", "fc1_gate"]
@@ -141,12 +142,12 @@ def test_what_it_cannot_do_is_refused() -> None:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             HAT(**wrong)
     with pytest.raises(ValueError, match="told the task"):
-        Walk(HAT(), permuted(), MLP)
+        Walk(HAT(), toy_stream("domain"), MLP)
     with pytest.raises(ValueError, match="norm layers"):
-        Walk(HAT(), stream(), CNN | {"norm": "group"})
+        Walk(HAT(), toy_stream(), CNN | {"norm": "group"})
     with pytest.raises(ValueError, match="BatchNorm"):
-        Walk(HAT(), stream(), {"kind": "resnet18", "filters": 2})
+        Walk(HAT(), toy_stream(), {"kind": "resnet18", "filters": 2})
     with pytest.raises(ValueError, match="weight_decay"):
-        Walk(HAT(), stream(), MLP, weight_decay=0.1)
+        Walk(HAT(), toy_stream(), MLP, weight_decay=0.1)
     with pytest.raises(ValueError, match="sgd"):
-        Walk(HAT(), stream(), MLP, optimizer="adam")
+        Walk(HAT(), toy_stream(), MLP, optimizer="adam")

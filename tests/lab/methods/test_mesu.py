@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from drcl.lab.methods.base import Batch, Method
 from drcl.lab.methods.mesu import MESU, Metaplastic
 
-from .walk import CNN, MLP, NETWORKS, Walk, permuted, stream, weights
+from .loop import CNN, KINDS, MLP, Walk, toy_stream, weights
 
 RULE = {"c_mu": 1.0, "c_sigma": 0.5, "memory": 100.0, "prior_sigma": 0.5, "ratio_max": 1e9, "sigma_range": (1e-6, 9.0)}
 
@@ -49,18 +49,18 @@ def test_a_quadratic_settles_at_prior_precision_plus_n_times_curvature() -> None
     assert m.item() == pytest.approx(100 * h * c / (1 / 0.25 + 100 * h), rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_with_noise_off_and_endless_memory_it_is_sgd_at_the_rate_of_the_variance(kind: str) -> None:
     options = {"noise": False, "memory": float("inf"), "c_sigma": 0.0, "c_mu": 1.0, "ratio_max": 1e9}
-    walk = Walk(MESU(**options), stream(), NETWORKS[kind])
+    walk = Walk(MESU(**options), toy_stream(), kind, epochs=1)
     start = weights(walk.model)
-    walk.run(1)
-    plain = Walk(SGDByLayer(), stream(), NETWORKS[kind])
+    walk.run()
+    plain = Walk(SGDByLayer(), toy_stream(), kind, epochs=1)
     with torch.no_grad():
         for name, p in plain.model.named_parameters():
             p.copy_(start[name])
     plain.method.sigma = {n: start[f"{n}_scale"] for n, _ in plain.model.named_parameters()}
-    plain.run(1)
+    plain.run()
     now = weights(walk.model)
     for name, p in plain.model.named_parameters():
         torch.testing.assert_close(now[name], p, atol=1e-5, rtol=1e-4)
@@ -81,7 +81,7 @@ class SGDByLayer(Method):
         return F.cross_entropy(self.model(batch.x, batch.head), batch.y, reduction="sum")
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_bounded_and_sigma_stays_in_range(kind: str) -> None:
     before: dict[str, torch.Tensor] = {}
 
@@ -95,9 +95,9 @@ def test_steps_are_bounded_and_sigma_stays_in_range(kind: str) -> None:
                 assert (p <= 1).all()
         before.update(now)
 
-    walk = Walk(MESU(samples=2, test_samples=2), stream(), NETWORKS[kind])
+    walk = Walk(MESU(samples=2, test_samples=2), toy_stream(), kind, epochs=1)
     before.update(weights(walk.model))
-    walk.run(1, None, after_step)
+    walk.run(after_step=after_step)
     assert [len(row) for row in walk.accuracy] == [1, 2, 3]
     assert walk.method.gradients == walk.stream[0].train.rows.size // 8 * 3  # one draw more than SGD a step
     means = sum(p.numel() for n, p in walk.model.named_parameters() if not n.endswith("_scale"))
@@ -106,22 +106,22 @@ def test_steps_are_bounded_and_sigma_stays_in_range(kind: str) -> None:
 
 def test_answers_are_deterministic_with_draws_and_with_means() -> None:
     for count in (0, 3):
-        walk = Walk(MESU(samples=1, test_samples=count), stream(), MLP)
+        walk = Walk(MESU(samples=1, test_samples=count), toy_stream(), MLP)
         task = walk.stream[0]
         assert torch.equal(walk.logits(task), walk.logits(task))
-    means = Walk(MESU(test_samples=0), stream(), MLP)
+    means = Walk(MESU(test_samples=0), toy_stream(), MLP)
     x, _ = means.stream[0].test.take(slice(None))
     assert torch.equal(means.logits(means.stream[0]), means.model(x, 0))
 
 
 def test_other_heads_and_shared_ones() -> None:
-    walk = Walk(MESU(samples=1), stream(), MLP)
+    walk = Walk(MESU(samples=1), toy_stream(), MLP)
     before = weights(walk.model)
     walk.task(walk.stream[0], 1)
     now = weights(walk.model)
     assert all(torch.equal(before[n], now[n]) for n in now if n.startswith(("heads.layers.1", "heads.layers.2")))
     assert not torch.equal(before["heads.layers.0.weight_scale"], now["heads.layers.0.weight_scale"])
-    Walk(MESU(samples=1, test_samples=1), permuted(), MLP).run(1)
+    Walk(MESU(samples=1, test_samples=1), toy_stream("domain"), MLP, epochs=1).run()
 
 
 def test_what_it_cannot_do_is_refused() -> None:
@@ -129,4 +129,4 @@ def test_what_it_cannot_do_is_refused() -> None:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             MESU(**wrong)
     with pytest.raises(ValueError, match="norm layers"):
-        Walk(MESU(), stream(), CNN | {"norm": "group"})
+        Walk(MESU(), toy_stream(), CNN | {"norm": "group"})

@@ -11,7 +11,7 @@ from drcl.lab.methods.gpm import GPM
 from drcl.lab.methods.sgd import SGD
 from drcl.lab.methods.sgp import SGP, importance
 
-from .walk import MLP, NETWORKS, Walk, stream
+from .loop import KINDS, MLP, Walk, toy_stream
 
 LOW = {"threshold": 0.9, "increase": 0.003, "samples": 20}
 
@@ -25,7 +25,7 @@ def test_importance_by_hand() -> None:
     assert len(importance(torch.empty(0), 1.0)) == 0
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("constant", "like"), [(1.0, "gpm"), (0.0, "sgd")])
 def test_sgp_with_all_importances_equal_is_gpm_or_sgd(kind: str, constant: float, like: str) -> None:
     class Fixed(SGP):
@@ -34,9 +34,9 @@ def test_sgp_with_all_importances_equal_is_gpm_or_sgd(kind: str, constant: float
         def importance(self, name: str) -> torch.Tensor:
             return torch.full_like(super().importance(name), constant)
 
-    fixed = Walk(Fixed(**LOW), stream(), NETWORKS[kind]).run(1)
+    fixed = Walk(Fixed(**LOW), toy_stream(), kind, epochs=1).run()
     other = GPM(**LOW) if like == "gpm" else SGD()
-    rival = Walk(other, stream(), NETWORKS[kind]).run(1)
+    rival = Walk(other, toy_stream(), kind, epochs=1).run()
     for name, p in rival.model.named_parameters():
         torch.testing.assert_close(dict(fixed.model.named_parameters())[name], p, atol=1e-5, rtol=1e-4)
 
@@ -58,4 +58,4 @@ def test_bad_values_are_refused() -> None:
     with pytest.raises(ValueError, match="alpha"):
         SGP(alpha=-1.0)
     with pytest.raises(ValueError, match="weight_decay"):
-        Walk(SGP(), stream(), MLP, weight_decay=0.1)
+        Walk(SGP(), toy_stream(), MLP, weight_decay=0.1)

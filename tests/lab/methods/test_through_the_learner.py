@@ -14,7 +14,7 @@ from drcl.lab import methods, networks
 from drcl.lab.learner import Learner, Plan, Watcher
 from drcl.lab.training import Training
 
-from .walk import CNN, stream
+from .loop import CNN, toy_stream
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpm": {"threshold": 0.9, "samples": 10},
@@ -39,7 +39,7 @@ class Keeper(Watcher):
 
 
 def learner(name: str, watcher: Watcher | None = None) -> Learner:
-    tasks = stream(3, per_class=6)
+    tasks = toy_stream(tasks=3, per_class=6)
     model = networks.build(CNN | {"dropout": 0.2}, tasks, 0)
     plan = Plan(epochs=1, batch=4, lr=0.05, momentum=0.9, schedule="cosine")
     training = Training(checkpoint_every=2, first_epoch=False)

@@ -8,23 +8,23 @@ from torch.distributions import Normal, kl_divergence
 
 from drcl.lab.methods.ucl import UCL, spread
 
-from .walk import CNN, MLP, NETWORKS, Walk, permuted, plain_training, stream, weights
+from .loop import CNN, KINDS, MLP, Walk, plain_training, toy_stream, weights
 
 OFF = {"beta": 0.0, "alpha": 0.0, "strength": 0.0, "noise": False, "adam_lr": None}
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_with_noise_and_penalty_off_it_trains_as_sgd_does(kind: str) -> None:
-    walk = Walk(UCL(**OFF), stream(), NETWORKS[kind], momentum=0.9)
+    walk = Walk(UCL(**OFF), toy_stream(), kind, momentum=0.9)
     start = weights(walk.model)
     walk.run()
-    plain = plain_training(stream(), NETWORKS[kind], start, momentum=0.9)
+    plain = plain_training(toy_stream(), kind, start, momentum=0.9)
     now = weights(walk.model)
     for name, p in plain.model.named_parameters():
         assert torch.equal(now[name], p), name
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_deterministic_and_the_old_model_is_left_alone(kind: str) -> None:
     old: list[torch.Tensor] = []
 
@@ -36,7 +36,7 @@ def test_answers_are_deterministic_and_the_old_model_is_left_alone(kind: str) ->
         now = [t for layer in walk.method.state["old"].values() for t in layer.values()]
         assert all(torch.equal(a, b) for a, b in zip(old, now))
 
-    walk = Walk(UCL(), stream(), NETWORKS[kind]).run(1, after_task, after_step)
+    walk = Walk(UCL(), toy_stream(), kind, epochs=1).run(after_step=after_step, after_task=after_task)
     assert [len(row) for row in walk.accuracy] == [1, 2, 3]
     assert all((layer.sigma()[0] > 0).all() for layer in walk.method.layers.values())
     means = sum(p.numel() for layer in walk.method.layers.values() for p in (layer.weight, layer.bias))
@@ -46,7 +46,7 @@ def test_answers_are_deterministic_and_the_old_model_is_left_alone(kind: str) ->
 
 def test_the_penalty_by_hand() -> None:
     """Two units feeding one, a step later: every factor is written out with plain numbers."""
-    walk = Walk(UCL(beta=0.5, strength=1.0), stream(), {"kind": "mlp", "hidden": [2, 1]})
+    walk = Walk(UCL(beta=0.5, strength=1.0), toy_stream(), {"kind": "mlp", "hidden": [2, 1]})
     method = walk.method
     method.before_task(walk.stream[0])
     method.at.task = 1
@@ -78,7 +78,7 @@ def test_the_penalty_by_hand() -> None:
 
 
 def test_flattened_channels_pass_their_ties_on_to_their_own_inputs() -> None:
-    walk = Walk(UCL(beta=0.0), stream(), {"kind": "cnn", "channels": [2], "hidden": 3})
+    walk = Walk(UCL(beta=0.0), toy_stream(), {"kind": "cnn", "channels": [2], "hidden": 3})
     method = walk.method
     method.before_task(walk.stream[0])
     method.at.task = 1
@@ -108,7 +108,7 @@ def test_the_term_of_sigma() -> None:
 
 
 def test_it_starts_with_the_stated_variances() -> None:
-    walk = Walk(UCL(ratio=0.25), stream(), {"kind": "mlp", "hidden": [400, 10]})
+    walk = Walk(UCL(ratio=0.25), toy_stream(), {"kind": "mlp", "hidden": [400, 10]})
     first = walk.method.layers["trunk.fc1"]
     total = 2 / 64
     torch.testing.assert_close(first.sigma()[0] ** 2, torch.full((400, 1), 0.25 * total))
@@ -116,12 +116,12 @@ def test_it_starts_with_the_stated_variances() -> None:
 
 
 def test_a_shared_head_is_one_more_layer() -> None:
-    walk = Walk(UCL(), permuted(), MLP).run(1)
+    walk = Walk(UCL(), toy_stream("domain"), MLP, epochs=1).run()
     assert list(walk.method.layers)[-1] == "heads.layers.0"
 
 
 def test_two_learning_rates() -> None:
-    walk = Walk(UCL(rho_lr=0.02, adam_lr=0.01), stream(), MLP)
+    walk = Walk(UCL(rho_lr=0.02, adam_lr=0.01), toy_stream(), MLP)
     groups = walk.method.optimizer(walk.stream[0]).param_groups
     assert [(g["lr"], len(g["params"])) for g in groups] == [(0.01, 6), (0.02, 2)]
 
@@ -131,6 +131,6 @@ def test_what_it_cannot_do_is_refused() -> None:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             UCL(**wrong)
     with pytest.raises(ValueError, match="norm layers"):
-        Walk(UCL(), stream(), CNN | {"norm": "group"})
+        Walk(UCL(), toy_stream(), CNN | {"norm": "group"})
     with pytest.raises(ValueError, match="weight_decay"):
-        Walk(UCL(), stream(), MLP, weight_decay=0.1)
+        Walk(UCL(), toy_stream(), MLP, weight_decay=0.1)

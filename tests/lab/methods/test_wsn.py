@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from drcl.lab.methods.base import Batch
 from drcl.lab.methods.wsn import WSN, pack, top_share, unpack
 
-from .walk import CNN, MLP, NETWORKS, Walk, permuted, stream, weights
+from .loop import CNN, KINDS, MLP, SPECS, Walk, toy_stream, weights
 
 OPTIMIZERS = {
     "adam": (WSN(density=0.3, adam_lr=0.01), {}),
@@ -18,13 +18,13 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("kind", [*NETWORKS, "cnn with batch norm"])
+@pytest.mark.parametrize("kind", [*KINDS, "cnn with batch norm"])
 @pytest.mark.parametrize("how", OPTIMIZERS)
 def test_old_logits_and_masked_weights_are_bit_identical(kind: str, how: str) -> None:
-    spec = NETWORKS.get(kind, CNN | {"norm": "per-task"})
+    spec = SPECS.get(kind, CNN | {"norm": "per-task"})
     options, setting = OPTIMIZERS[how]
     method = WSN(density=options.density, adam_lr=options.adam_lr)
-    tasks = stream()
+    tasks = toy_stream()
     logits: dict[int, torch.Tensor] = {}
     kept: list[tuple[str, torch.Tensor, torch.Tensor]] = []
 
@@ -39,7 +39,7 @@ def test_old_logits_and_masked_weights_are_bit_identical(kind: str, how: str) ->
             kept.append((name, mask.bool(), now[name][mask.bool()]))
 
     start = weights(Walk(WSN(), tasks, spec).model)
-    walk = Walk(method, tasks, spec, **setting).run(2, after_task)
+    walk = Walk(method, tasks, spec, **setting).run(after_task=after_task)
     assert len(logits) == 3
     assert any(not torch.equal(start[n], p) for n, p in walk.model.named_parameters() if n in method.masked)
     assert [len(row) for row in walk.accuracy] == [1, 2, 3]
@@ -59,7 +59,7 @@ def test_masks_have_the_density_and_their_union_grows() -> None:
             assert all((union[n] | seen[-1][n]).equal(union[n]) for n in union)
         seen.append({n: u.clone() for n, u in union.items()})
 
-    walk = Walk(WSN(density=0.3, adam_lr=0.01), stream(4), CNN).run(1, after_task)
+    walk = Walk(WSN(density=0.3, adam_lr=0.01), toy_stream(tasks=4), CNN, epochs=1).run(after_task=after_task)
     shares = [float(torch.cat([u.flatten() for u in s.values()]).double().mean()) for s in seen]
     assert shares[0] == pytest.approx(0.3, abs=0.01)
     assert shares[-1] > shares[0]
@@ -67,10 +67,10 @@ def test_masks_have_the_density_and_their_union_grows() -> None:
     assert walk.method.state_bytes() == pytest.approx(4 * count + 4 * count / 8, rel=0.01)  # four tasks
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradient_of_the_scores_is_the_weight_times_that_of_the_masked_weight(kind: str) -> None:
-    tasks = stream()
-    walk = Walk(WSN(density=0.4), tasks, NETWORKS[kind])
+    tasks = toy_stream()
+    walk = Walk(WSN(density=0.4), tasks, kind)
     x, y = tasks[0].train.take(slice(0, 8))
     walk.method.loss(Batch(x, y, 0)).backward()
     used = {n: (w * m).detach().requires_grad_() for (n, w), m in zip(walk.method.masked.items(), current(walk))}
@@ -102,7 +102,7 @@ def test_bits_round_trip(shape: tuple[int, ...]) -> None:
 
 def test_the_mask_is_read_off_the_scores_when_the_task_ends() -> None:
     """Weights restored from an earlier moment bring their own scores; the mask must be theirs."""
-    tasks = stream()
+    tasks = toy_stream()
     walk = Walk(WSN(density=0.2), tasks, MLP)
     walk.task(tasks[0], 1)
     with torch.no_grad():
@@ -120,15 +120,16 @@ def test_biases_and_norm_layers_learn_in_the_first_task_only() -> None:
         now = weights(walk.model)
         seen.append([now["trunk.conv1.bias"], now["trunk.conv_norm1.weight"]])
 
-    walk = Walk(WSN(), stream(), CNN | {"norm": "batch"})
+    walk = Walk(WSN(), toy_stream(), CNN | {"norm": "batch"}, epochs=1)
     start = weights(walk.model)
-    walk.run(1, after_task)
+    walk.run(after_task=after_task)
     assert not torch.equal(seen[0][1], start["trunk.conv_norm1.weight"])
     assert all(torch.equal(a, b) for a, b in zip(seen[0], seen[2]))
 
 
 def test_a_residual_network_runs() -> None:
-    walk = Walk(WSN(), stream(2, per_class=4), {"kind": "resnet18", "filters": 2, "norm": "batch"}).run(1)
+    spec = {"kind": "resnet18", "filters": 2, "norm": "batch"}
+    walk = Walk(WSN(), toy_stream(tasks=2, per_class=4), spec, epochs=1).run()
     assert "trunk.stages.1.0.shortcut.0.weight" in walk.method.masked
 
 
@@ -139,8 +140,8 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="adam_lr"):
         WSN(adam_lr=0.0)
     with pytest.raises(ValueError, match="told the task"):
-        Walk(WSN(), permuted(), MLP)
+        Walk(WSN(), toy_stream("domain"), MLP)
     with pytest.raises(ValueError, match="overwritten"):
-        Walk(WSN(), stream(), CNN | {"norm": "shared"})
+        Walk(WSN(), toy_stream(), CNN | {"norm": "shared"})
     with pytest.raises(ValueError, match="weight_decay"):
-        Walk(WSN(), stream(), MLP, weight_decay=0.1)
+        Walk(WSN(), toy_stream(), MLP, weight_decay=0.1)

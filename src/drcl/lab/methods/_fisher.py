@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor, nn
 
-from drcl.importance import Fisher
+from drcl.importance import Fisher, Labels
 from drcl.lab import seeds
 from drcl.lab.methods.base import Method
 from drcl.lab.parallel import Reduced
 from drcl.lab.streams import Task
 
-Labels = Literal["sampled", "empirical", "exact"]
+LABELS = "labels in the Fisher: drawn, the mean over classes (exact), its cheap form (signs), the data's (empirical)"
 
 
 def diagonal(

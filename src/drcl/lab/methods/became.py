@@ -9,7 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from drcl.importance import Labels
 from drcl.lab.methods import _fisher, _guards
+from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob
 from drcl.lab.methods.sgp import SGP
 from drcl.lab.streams import Task
@@ -40,9 +42,7 @@ class BECAME(SGP):
 
     host: Literal["gpm", "sgp"] = option("gpm", "projection of the first stage")
     fisher_samples: int = option(1000, "images of each task for the Fisher information")
-    labels: Literal["sampled", "empirical", "exact"] = option(
-        "sampled", "labels in the Fisher: drawn from the model, those of the data, or the mean over all classes"
-    )
+    labels: Labels = option("sampled", LABELS)
 
     def check(self) -> None:
         super().check()

@@ -10,28 +10,31 @@ while it trains and is judged at z.
 
 The defaults come from a few single-seed trials on digits under the benchmarks' momentum of 0.9: tune the strength. The
 paper's own iteration is ``splitting=douglas-rachford``, which wants momentum=0 or a small learning rate: with momentum
-its fixed point is stable only for steps ten times smaller.
+its fixed point is stable only for steps ten times smaller. ``preset=paper`` takes all of the paper's settings but its
+learning rate, which is the run's: 0.005 from the second task on (``later_lr``) in the paper.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
-from drcl.importance import Importance
+from drcl.importance import Importance, Labels
 from drcl.lab import seeds
+from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.parallel import Reduced, world
 from drcl.lab.streams import Task
 from drcl.lab.training import option
-from drcl.options import SPLITTINGS
+from drcl.options import PRESETS, SPLITTINGS
+from drcl.options import preset as settings_of
 from drcl.sampling import tensors
 
 
@@ -45,6 +48,7 @@ class DouglasRachford(Method):
 
     keeps_optimizer: ClassVar[bool] = True
 
+    preset: Literal["paper"] | None = option(None, "settings under one name; all but the learning rate are then fixed")
     strength: float = option(0.1, "lambda, on importance of mean one; 0 protects nothing, inf freezes")
     stable: float | None = option(None, "share of weights to hold still, in place of a strength")
     prox: Literal["l1", "l2", "elastic", "group", "box"] = option("l1", "the penalty whose proximal map is taken")
@@ -56,22 +60,34 @@ class DouglasRachford(Method):
     plasticity_steps: int = option(1, "optimizer steps that form one proposal")
     inner_steps: int = option(20, "gradient evaluations of the implicit proposal")
     memory: Literal["sum", "latest"] | float = option("sum", "importance over tasks: sum, latest, or a decay")
+    normalise: Literal["global", "tensor"] = option(
+        "global", "importance of mean one over the whole network, or for each task in each tensor"
+    )
     damping: float = option(0.0, "added to the importance of every weight")
     momentum: float | None = option(None, "momentum of the plasticity step; none takes the benchmark's")
     importance: Literal["fisher", "kronecker", "mas", "path"] = option(
         "fisher", "how importance is estimated; kronecker protects directions in place of single weights"
     )
     samples: int | None = option(1000, "training images a task for it; none takes all")
-    labels: Literal["sampled", "empirical", "exact"] = option(
-        "sampled", "labels in the Fisher: drawn from the model, those of the data, or the mean over all classes"
-    )
+    labels: Labels = option("sampled", LABELS)
     eigenvalues: Literal["exact", "product"] = option(
         "exact", "kronecker: how the importance of directions is measured"
     )
+    convolutions: Literal["patches", "channels"] = option(
+        "patches", "kronecker: channels and kernel positions together, or channels only"
+    )
+    rank: int | None = option(None, "kronecker: at most this many directions a side told apart")
+    energy: float = option(1.0, "kronecker: as many directions a side as carry this share of its trace")
+    rest: Literal["mean", "free"] = option("mean", "kronecker: directions left out by these two held as one, or free")
     path_damping: float = option(0.1, "damping of the path integral")
     backend: Literal["auto", "native", "foreach", "compile", "reference"] = option("auto", "who computes the step")
 
     def check(self) -> None:
+        if self.preset is not None:
+            usual = {f.name: f.default for f in fields(self)}
+            given = {k: getattr(self, k) for k in PRESETS.get(self.preset, ()) if k != "lr"}
+            for key, value in settings_of(self.preset, given, usual).items():
+                setattr(self, key, value)  # so that a run's record says what was run
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"drcl: samples={self.samples}: give a whole number of at least 1, or none")
         if self.momentum is not None and not 0 <= self.momentum < 1:
@@ -79,11 +95,14 @@ class DouglasRachford(Method):
         assert self.splitting in SPLITTINGS
         self._make([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.0)  # the library checks the rest
         PathIntegral(self.path_damping)
+        Kronecker(**self._directions())
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
         if self.importance == "kronecker" and world().size > 1:
             raise ValueError("drcl: importance=kronecker is not reduced over processes; run it on one, or take fisher")
+        if self.preset is not None and setting.optimizer != "sgd":
+            raise ValueError(f"drcl: preset={self.preset} is of plain SGD; take optimizer=sgd, not {setting.optimizer}")
         guarded = self.protected()
         groups: list[dict[str, Any]] = [{"params": list(guarded.items())}]
         free = {n: p for n, p in model.named_parameters() if n not in guarded}
@@ -102,7 +121,10 @@ class DouglasRachford(Method):
 
     def _solver(self) -> dict[str, Any]:
         own = ("strength", "stable", "prox", "splitting", "iterations", "plasticity_steps", "tolerance", "memory")
-        return {k: getattr(self, k) for k in (*own, "damping", "inner_steps", "backend")}
+        return {k: getattr(self, k) for k in (*own, "normalise", "damping", "inner_steps", "backend")}
+
+    def _directions(self) -> dict[str, Any]:
+        return {k: getattr(self, k) for k in ("eigenvalues", "convolutions", "rank", "energy", "rest")}
 
     def _make(self, params: Any, **sgd: Any) -> DRCL:
         return DRCL(params, **sgd, **self._solver())
@@ -136,7 +158,7 @@ class DouglasRachford(Method):
     def _estimator(self, count: int, task: Task) -> Importance:
         seed = seeds.derive(self.setting.seed, "importance", task.index)
         if self.importance == "kronecker":
-            return Kronecker(samples=count, labels=self.labels, seed=seed, eigenvalues=self.eigenvalues)
+            return Kronecker(samples=count, labels=self.labels, seed=seed, **self._directions())
         if self.importance == "mas":
             return Reduced(MAS(samples=count, seed=seed))
         return Reduced(Fisher(samples=count, labels=self.labels, seed=seed))

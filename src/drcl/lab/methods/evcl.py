@@ -4,14 +4,16 @@ penalty weighted by the Fisher information holds it once more."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from drcl.importance import Labels
 from drcl.lab import seeds
 from drcl.lab.methods import _fisher, _gaussian, _guards
+from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
@@ -51,9 +53,7 @@ class EVCL(Method):
     sigma_start: float = option(0.05, "first standard deviation of the weights")
     test_samples: int = option(8, "draws an answer is averaged over; 0 answers with the means")
     fisher_samples: int = option(1000, "images of each task for the Fisher information")
-    labels: Literal["sampled", "empirical", "exact"] = option(
-        "sampled", "labels in the Fisher: drawn from the model, those of the data, or the mean over all classes"
-    )
+    labels: Labels = option("sampled", LABELS)
     adam_lr: float | None = option(1e-3, "learning rate of Adam, as in the paper; none: the run's own optimizer")
     noise: bool = option(True, "draw outputs while training; false trains the means alone")
 

@@ -22,9 +22,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from drcl.importance import Fisher
+from drcl.importance import Fisher, Labels
 from drcl.lab import seeds
 from drcl.lab.methods import _quadratic
+from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.parallel import Reduced
 from drcl.lab.streams import Task
@@ -43,9 +44,7 @@ class EWC(Method):
     kind: Literal["online", "separate", "averaged"] = option("online", "how several tasks add up")
     decay: float = option(1.0, "online: what is left of the old Fisher when a new one is added")
     samples: int | None = option(1000, "training images a task for the Fisher; none takes all")
-    labels: Literal["sampled", "empirical", "exact"] = option(
-        "sampled", "labels in the Fisher: drawn from the model, those of the data, or the mean over all classes"
-    )
+    labels: Labels = option("sampled", LABELS)
 
     def check(self) -> None:
         if not 0 <= self.lam < float("inf"):

@@ -1,0 +1,110 @@
+"""DRCL as a contestant: its options reach the library, by the library's own names and checks."""
+
+from __future__ import annotations
+
+import pytest
+
+from drcl import Kronecker
+from drcl.lab.config import RunConfig
+from drcl.lab.methods.drcl import DouglasRachford
+
+from .loop import Walk, assert_resumes, assert_same_weights, toy_stream
+
+
+def kronecker(**options) -> DouglasRachford:
+    return DouglasRachford(importance="kronecker", samples=12, prox="l2", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"convolutions": "channels"}, {"rank": 2}, {"rank": 2, "rest": "free"}, {"energy": 0.6}],
+    ids=str,
+)
+def test_the_options_of_kronecker_are_reachable(options):
+    walk = Walk(kronecker(**options), toy_stream(tasks=2), "cnn", epochs=1).run()
+    anchor = walk.method._optimizer.anchor
+    told, wanted = anchor.provenance["made"][1], Kronecker(samples=12, **options).describe()
+    assert told == wanted | {"seed": told["seed"]}
+    conv = next(iter(anchor.bases.values()))
+    assert (conv.eigenvalues.shape[1] > 1) == (options.get("convolutions") == "channels")
+    assert all((b.rest is None) == (b.complete or options.get("rest") == "free") for b in anchor.bases.values())
+    if "rank" in options:
+        assert all(max(b.eigenvalues.shape[2:]) <= 2 for b in anchor.bases.values())
+    if "energy" in options:
+        assert not all(b.complete for b in anchor.bases.values())
+
+
+@pytest.mark.parametrize("normalise", ["global", "tensor"])
+@pytest.mark.parametrize("importance", ["fisher", "kronecker"])
+def test_normalise_gives_every_layer_mean_one(importance, normalise):
+    method = DouglasRachford(importance=importance, samples=12, normalise=normalise)
+    anchor = Walk(method, toy_stream(tasks=2), epochs=1).run().method._optimizer.anchor
+    if importance == "fisher":
+        means = [float(t.mean()) for t in anchor.importance.values()]
+    else:
+        means = [b.total / b.directions for b in anchor.bases.values()]
+    assert (means == pytest.approx([1.0] * len(means), rel=1e-3)) == (normalise == "tensor")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"rank": 0}, "rank=0"), ({"energy": 0.0}, "energy=0.0"), ({"normalise": "layer"}, "normalise='layer'")],
+)
+def test_bad_values_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        DouglasRachford(**options)
+
+
+@pytest.mark.parametrize("options", [{"normalise": "tensor"}, {"normalise": "tensor", "rank": 3}], ids=str)
+def test_it_resumes(options):
+    assert_resumes(lambda: kronecker(**options), "cnn")
+
+
+# ---- presets
+
+PAPER = {
+    "momentum": 0.0, "strength": 10.0, "stable": None, "prox": "l1", "splitting": "douglas-rachford", "iterations": 5,
+    "plasticity_steps": 1, "memory": "latest", "normalise": "global", "damping": 0.0,
+}  # fmt: skip
+
+
+def test_the_preset_is_the_paper_with_the_learning_rate_of_the_run():
+    walk = Walk(DouglasRachford(preset="paper", samples=12), toy_stream(tasks=2), lr=0.02, momentum=0.9).run()
+    spelt = Walk(DouglasRachford(samples=12, **PAPER), toy_stream(tasks=2), lr=0.02, momentum=0.9).run()
+    assert_same_weights(walk.model, spelt.model)
+    optimizer = walk.method._optimizer
+    assert optimizer.param_groups[0]["lr"] == 0.02
+    assert optimizer.param_groups[0]["momentum"] == 0.0
+    assert (optimizer.solver.iterations, optimizer.solver.memory) == (5, "latest")
+    assert optimizer.strengths == [10.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("strength", 3.0),
+        ("momentum", 0.9),
+        ("memory", 0.5),
+        ("iterations", 2),
+        ("stable", 0.8),
+        ("normalise", "tensor"),
+    ],
+)
+def test_what_a_preset_fixes_is_refused_beside_it(name, value):
+    with pytest.raises(ValueError, match=f"^{name}={value!r} beside preset='paper', which stands for {name}="):
+        DouglasRachford(preset="paper", **{name: value})
+    DouglasRachford(preset="paper", **{name: PAPER[name]})
+
+
+def test_a_preset_takes_no_adam_and_no_unknown_name():
+    with pytest.raises(ValueError, match="preset=paper is of plain SGD; take optimizer=sgd, not adam"):
+        Walk(DouglasRachford(preset="paper"), toy_stream(tasks=1), optimizer="adam")
+    with pytest.raises(ValueError, match="preset='papers' is unknown"):
+        DouglasRachford(preset="papers")
+
+
+def test_the_record_of_a_run_says_what_a_preset_stood_for(tmp_path):
+    config = RunConfig.make("digits-split", "drcl", 0, {"preset": "paper"})
+    assert config.resolved().method_options.items() >= PAPER.items()
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    assert RunConfig.from_toml(tmp_path / "config.toml").key() == config.key()
