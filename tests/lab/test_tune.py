@@ -227,7 +227,8 @@ def test_every_method_names_what_is_tuned_or_has_nothing_to_tune(method, tmp_pat
 def test_what_the_papers_tune():
     found = {m: methods.get(m).tunes.name for m in methods.names() if m not in WITHOUT}
     assert found == {
-        **{"drcl": "strength", "ucl": "strength", "si": "c", "tag": "b", "upgd": "sigma", "mesu": "c_sigma"},
+        **dict.fromkeys(("drcl", "drcl-kronecker", "ucl"), "strength"),
+        **{"si": "c", "tag": "b", "upgd": "sigma", "mesu": "c_sigma"},
         **{"gpm": "threshold", "became": "threshold", "sgp": "alpha", "wsn": "density"},
         **dict.fromkeys(("ewc", "evcl", "hat", "l2", "mas", "star"), "lam"),
     }

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
+from drcl import Fisher
 from drcl.lab.methods import _gaussian
 
 
@@ -69,3 +70,22 @@ def test_kl_matches_torch_distributions() -> None:
     torch.testing.assert_close(_gaussian.kl(a, s, b, t), wanted)
     torch.testing.assert_close(_gaussian.kl(a, s, 0.0, 2.0), kl_divergence(Normal(a, s), Normal(0.0, 2.0)).sum())
     assert _gaussian.kl(a, s, a, s) == 0
+
+
+def test_plain_layers_answer_with_the_means_and_turn_back() -> None:
+    model, x = layers(), torch.randn(5, 2, 4, 4)
+    before, y = model(x).detach(), torch.tensor([0, 1, 2, 3, 0])
+    made = converted(model)
+    means = {f"{name}.weight": layer.weight for name, layer in made.items()}
+    by_hand = {name: torch.zeros_like(p) for name, p in means.items()}
+    for i in range(len(y)):
+        loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        for name, g in zip(means, torch.autograd.grad(loss, list(means.values()))):
+            by_hand[name] += g.square() / len(y)
+    with _gaussian.plain(made.values()):
+        assert {type(layer) for layer in made.values()} == {nn.Linear, nn.Conv2d}
+        assert torch.equal(model(x), before)
+        found = Fisher(samples=5, labels="empirical").estimate(model, [(x, y)], means)
+    for name, value in found.items():
+        torch.testing.assert_close(value, by_hand[name], rtol=1e-4, atol=1e-9)
+    assert {type(layer) for layer in made.values()} == {_gaussian.GaussianLinear, _gaussian.GaussianConv2d}

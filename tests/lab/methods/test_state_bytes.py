@@ -30,8 +30,12 @@ class Size:
     image: int
 
     @property
+    def layers(self) -> list[tuple[int, int]]:
+        return list(zip(self.inputs, self.units))
+
+    @property
     def weights(self) -> int:
-        return sum(d * u for d, u in zip(self.inputs, self.units))
+        return sum(d * u for d, u in self.layers)
 
     @property
     def P(self) -> int:
@@ -61,6 +65,8 @@ KEPT: dict[tuple[str, str], Callable[[Size], int]] = {
     ("mas", ""): lambda n: 4 * 2 * n.P,
     ("drcl", "forward-backward"): lambda n: 4 * 2 * n.P,  # anchor, importance
     ("drcl", "douglas-rachford"): lambda n: 4 * 3 * n.P,  # and z
+    # anchor, importance of each weight and of each direction; of both sides of a layer factor and eigenvectors
+    ("drcl-kronecker", ""): lambda n: 4 * (3 * n.P + sum(2 * (d + 1) ** 2 + 2 * u**2 for d, u in n.layers)),
     ("spg", ""): lambda n: 4 * n.P,
     ("upgd", ""): lambda n: 4 * (n.P + n.heads),
     ("tag", ""): lambda n: 4 * 2 * n.P * TASKS,
@@ -77,7 +83,7 @@ BASES = {"gpm", "sgp", "became"}  # below: what they keep depends on the data
 OPTIONS = {
     **{"agem": {"per_class": 5}, "er": {"memory": 20}, "star": {"memory": 20}},
     **{"mesu": {"samples": 1}, "evcl": {"fisher_samples": 4}},
-    **{key: {"samples": 4} for key in ("ewc", "mas", "drcl")},
+    **{key: {"samples": 4} for key in ("ewc", "mas", "drcl", "drcl-kronecker")},
 }
 
 

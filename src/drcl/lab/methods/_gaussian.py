@@ -133,6 +133,20 @@ def noise(layers: Iterable[Gaussian], generator: torch.Generator | None, local: 
             layer.generator = None
 
 
+@contextmanager
+def plain(layers: Iterable[Gaussian]) -> Iterator[None]:
+    """Inside, the layers are ordinary ones that compute with the means: what knows only those, as the batched Fisher
+    information does, need not take them one example at a time."""
+    kinds = [(layer, type(layer)) for layer in layers]
+    try:
+        for layer, kind in kinds:
+            layer.__class__ = nn.Linear if kind is GaussianLinear else nn.Conv2d  # type: ignore[assignment]
+        yield
+    finally:
+        for layer, kind in kinds:
+            layer.__class__ = kind
+
+
 def kl(mean: Tensor, sigma: Tensor, prior_mean: Tensor | float, prior_sigma: Tensor | float) -> Tensor:
     """Sum over all weights of KL(N(mean, sigma^2) || N(prior_mean, prior_sigma^2))."""
     ratio = (sigma / prior_sigma).square()

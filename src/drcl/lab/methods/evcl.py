@@ -37,9 +37,14 @@ class EVCL(Method):
     This is the method as the paper states it. In the code its authors released F stays zero and the penalty joins the
     loss after the step, so published figures are those of VCL. Heads of single tasks are plain and outside all this; a
     shared head is one more layer. The paper has linear layers only; convolutions are treated alike. Norm layers have
-    no rule. The authors start at weights trained beforehand, with a standard deviation of 1e-4; here the means start
-    where the network does, with one that short training can still learn with: a posterior as narrow as 1e-4 is a prior
-    that lets nothing move in the next task.
+    no rule.
+
+    The authors start at weights trained beforehand with a standard deviation of 1e-4. Here the means start where the
+    network does, and the deviation at 0.05, because the posterior of one task is the prior of the next: one that stayed
+    narrow lets nothing move. sigma is softplus(rho) and Adam moves rho by about its learning rate a step, so from 1e-4
+    to 0.05 it takes some 6,000 steps a task. Two tasks of permuted digits, one seed, validation accuracy on both: after
+    700 steps a task 95 and 10 % from 1e-4, 87 and 88 % from 0.05; after 6,000, 92 and 74 % against 83 and 84 %. So with
+    budgets like the authors' (over 20,000 steps a task) sigma_start=0.0001 works too.
     """
 
     name: ClassVar[str] = "evcl"
@@ -116,7 +121,8 @@ class EVCL(Method):
             return
         means = {f"{name}.{word}": p for name, word, p, _ in self._normals()}
         before = self.state.get("fisher", {})
-        found = _fisher.diagonal(self, task, means, self.fisher_samples, self.labels)
+        with _gaussian.plain(self.layers.values()):
+            found = _fisher.diagonal(self, task, means, self.fisher_samples, self.labels)
         self.state["fisher"] = {n: f + self.gamma * before[n] if n in before else f for n, f in found.items()}
 
     def predict(self, x: Tensor, task: Task) -> Tensor:
