@@ -8,7 +8,6 @@ is in `drcl.proposals`, what becomes of it in `drcl.negotiation`, the end of a t
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -79,9 +78,10 @@ class DRCL(torch.optim.Optimizer):
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
         preset: "paper" takes the paper's literal settings: lr 5e-3 without momentum, strength 10 on L1, five iterations
             of Douglas-Rachford on each batch (``step(closure)``), importance of the latest task only, in units of its
-            mean. Of these only lr may be given beside it; a value equal to its default here counts as left out.
+            mean. Of these only lr may be given beside it.
     """
 
+    @options.takes_presets
     def __init__(
         self,
         params: Any,
@@ -109,20 +109,20 @@ class DRCL(torch.optim.Optimizer):
         _inner: torch.optim.Optimizer | None = None,
     ) -> None:
         own: dict[str, Any] = dict(lr=lr, momentum=momentum, strength=strength, stable=stable, damping=damping)
-        how: dict[str, Any] = dict(prox=prox, splitting=splitting, memory=memory, normalise=normalise)
-        how |= dict(iterations=iterations, plasticity_steps=plasticity_steps)
-        if preset is not None:
-            usual = {k: v.default for k, v in inspect.signature(DRCL.__init__).parameters.items()}
-            own, how = (options.preset(preset, given, usual) for given in (own, how))
         #: How the two operators negotiate; everything here is the same for all groups.
         self.solver = Solver(
-            **{**how, "prox": resolve(how["prox"])},
+            prox=resolve(prox),
+            splitting=splitting,
+            iterations=iterations,
+            plasticity_steps=plasticity_steps,
+            memory=memory,
+            normalise=normalise,
             inner_steps=inner_steps,
             tolerance=tolerance,
             backend=backend,
             check_finite=check_finite,
         )
-        if self.solver.splitting == "implicit" and (own["momentum"] or _inner is not None):
+        if splitting == "implicit" and (momentum or _inner is not None):
             raise ValueError(
                 "splitting='implicit' solves for the proposal itself: it takes no momentum and no wrapped optimizer; "
                 "use splitting='forward-backward' with those"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from drcl.kernels import BACKENDS
 from drcl.prox import L1, ElasticNet, Prox
@@ -64,19 +66,35 @@ def memory(value: Any) -> None:
         raise ValueError(f"memory={value!r} must be 'sum', 'latest' or a decay between 0 and 1")
 
 
-def preset(name: str, given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with the preset's values in place of the `usual` ones; any other value is refused, except of lr."""
+def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the preset adds to the arguments that were given; another value than its own is refused, except of lr."""
     one_of("preset", name, PRESETS)
-    chosen = {}
-    for key, value in given.items():
-        fixed = PRESETS[name][key]
-        left_out = value == usual[key]
-        if not left_out and value != fixed and key != "lr":
+    for key, fixed in PRESETS[name].items():
+        if key != "lr" and key in given and given[key] != fixed:
             raise ValueError(
-                f"{key}={value!r} beside preset={name!r}, which stands for {key}={fixed!r}: leave one of the two out"
+                f"{key}={given[key]!r} beside preset={name!r}, which stands for {key}={fixed!r}: leave one of the two "
+                "out"
             )
-        chosen[key] = fixed if left_out else value
-    return chosen
+    return {key: value for key, value in PRESETS[name].items() if key not in given}
+
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def takes_presets(init: Init) -> Init:
+    """For a constructor with `preset=`: its settings take the place of arguments that were left out.
+
+    Only the call itself tells these from arguments given at their default.
+    """
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def filled(self: Any, *args: Any, preset: str | None = None, **kwargs: Any) -> None:
+        if preset is not None:
+            kwargs |= settings(preset, signature.bind_partial(self, *args, **kwargs).arguments)
+        init(self, *args, preset=preset, **kwargs)
+
+    return cast(Init, filled)
 
 
 @dataclass(frozen=True)
