@@ -100,7 +100,7 @@ def consolidation() -> None:
     }.items():
         torch.manual_seed(0)
         model = build()
-        opt = drcl.DRCL(model.named_parameters(), lr=1e-4)
+        opt = drcl.DRCL(model.named_parameters(), lr=1e-4, splitting="douglas-rachford")
         start = time.perf_counter()
         opt.consolidate(model, data, importance=importance)
         spent = time.perf_counter() - start

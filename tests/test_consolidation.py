@@ -114,7 +114,7 @@ def test_bad_importance_is_refused_in_any_unit(normalise, bad):
 def test_memory_with_an_estimator(memory):
     """Fisher of each task at each task's own weights, estimated apart, adds up to what the optimizer holds."""
     model, total = mlp(), None
-    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.02, memory=memory)
+    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.02, splitting="douglas-rachford", memory=memory)
     for number in range(3):
         fit(model, opt, task(number))
         opt.eval()
@@ -195,7 +195,7 @@ def test_every_estimator(importance):
 
 def test_the_path_integral_watches_without_data():
     model = mlp()
-    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.1)
+    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.1, splitting="douglas-rachford")
     path = PathIntegral().watch(opt)
     for number in range(2):
         fit(model, opt, task(number))
@@ -216,7 +216,7 @@ def test_importance_of_zero_is_told():
 def test_damping_is_added_to_the_mean_one_importance():
     model = two_weights()
     nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
-    opt = DRCL(model.named_parameters(), lr=0.5, strength=2.0, damping=0.25)
+    opt = DRCL(model.named_parameters(), lr=0.5, strength=2.0, splitting="douglas-rachford", damping=0.25)
     opt.consolidate(model, importance=Told(weight=[[0, 3]], bias=[0]))
     model.weight.grad, model.bias.grad = torch.tensor([[1.0, 4.0]]), torch.tensor([-0.25])
     opt.step()

@@ -29,7 +29,7 @@ class DRCL(torch.optim.Optimizer):
 
     >>> model = torch.nn.Linear(4, 3)
     >>> task = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(5)]
-    >>> opt = DRCL(model.named_parameters(), lr=0.05, momentum=0.9, strength=10.0)
+    >>> opt = DRCL(model.named_parameters(), lr=0.05, momentum=0.9)
     >>> for x, y in task:
     ...     opt.zero_grad()
     ...     torch.nn.functional.cross_entropy(model(x), y).backward()
@@ -55,7 +55,8 @@ class DRCL(torch.optim.Optimizer):
                                                                         lr * curvature < 1, ten times less with
                                                                         momentum 0.9.
             "forward-backward"   1                     a, F             No reflection. Converges to the minimiser of
-                                                                        loss + penalty for lr * curvature < 2.
+                                                                        loss + penalty for lr * curvature < 2. The
+                                                                        default.
             "implicit"           ``inner_steps``       a, F, z          The prox of the loss is solved by inner
                                                                         gradient steps: true Douglas-Rachford, no
                                                                         bias, any lr the inner steps can follow
@@ -89,10 +90,10 @@ class DRCL(torch.optim.Optimizer):
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
-        strength: float = 10.0,
+        strength: float = 0.1,
         stable: float | None = None,
         prox: str | Prox = "l1",
-        splitting: str = "douglas-rachford",
+        splitting: str = "forward-backward",
         iterations: int = 1,
         plasticity_steps: int = 1,
         tolerance: float | None = None,
@@ -148,7 +149,7 @@ class DRCL(torch.optim.Optimizer):
             self._link()
 
     @classmethod
-    def around(cls, optimizer: torch.optim.Optimizer, strength: float = 10.0, **arguments: Any) -> DRCL:
+    def around(cls, optimizer: torch.optim.Optimizer, strength: float = 0.1, **arguments: Any) -> DRCL:
         """Let any torch optimizer make the proposal: ``DRCL.around(torch.optim.AdamW(...), strength=...)``.
 
         The groups are shared, so a scheduler may be given either of the two; only call ``step`` on this one.
