@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from drcl.estimator import Importance
 from drcl.kernels import BACKENDS
 from drcl.prox import L1, ElasticNet, Prox
 
@@ -27,6 +28,18 @@ PRESETS: dict[str, dict[str, Any]] = {
         iterations=5,
         plasticity_steps=1,
         memory="latest",
+        normalise="global",
+        damping=0.0,
+    ),
+    # With these ``consolidate`` measures directions (drcl.Kronecker) where no importance is given.
+    "directions": dict(
+        strength=0.3,
+        stable=None,
+        prox="l2",
+        splitting="forward-backward",
+        iterations=1,
+        plasticity_steps=10,
+        memory="sum",
         normalise="global",
         damping=0.0,
     ),
@@ -67,15 +80,21 @@ def memory(value: Any) -> None:
 
 
 def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the preset adds to the arguments that were given; another value than its own is refused, except of lr."""
+    """What the preset adds to the arguments that were given.
+
+    These win, except beside "paper": there any other value than the paper's is refused, but for lr.
+    """
     one_of("preset", name, PRESETS)
-    for key, fixed in PRESETS[name].items():
+    chosen = dict(PRESETS[name])
+    for key, fixed in chosen.items() if name == "paper" else ():
         if key != "lr" and key in given and given[key] != fixed:
             raise ValueError(
                 f"{key}={given[key]!r} beside preset={name!r}, which stands for {key}={fixed!r}: leave one of the two "
                 "out"
             )
-    return {key: value for key, value in PRESETS[name].items() if key not in given}
+    if given.get("stable") is not None:
+        chosen["prox"] = "l1"  # L2 leaves nothing exactly in place
+    return {key: value for key, value in chosen.items() if key not in given}
 
 
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -111,6 +130,7 @@ class Solver:
     normalise: str
     backend: str
     check_finite: bool
+    importance: Callable[[], Importance]  # what ``consolidate`` takes where none is given
 
     def __post_init__(self) -> None:
         one_of("splitting", self.splitting, SPLITTINGS)
