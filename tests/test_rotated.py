@@ -473,7 +473,7 @@ def test_a_state_of_another_network_is_refused_before_anything_changes():
     state = opt.state_dict()
     state["layers"][0]["inputs"] = state["layers"][0]["inputs"][:, :-1]
     model = mlp(1)
-    other = DRCL(model.named_parameters(), lr=0.05)
+    other = DRCL(model.named_parameters(), lr=0.05, splitting="douglas-rachford")
     with pytest.raises(ValueError, match=r"'0\.weight'.*inputs"):
         other.load_state_dict(state)
     assert other.tasks == 0
