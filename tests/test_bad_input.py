@@ -288,10 +288,11 @@ def consolidations():
     }
 
 
+@pytest.mark.parametrize("steps", [1, 5])  # of five, three are made: the proposal is open, and stays so
 @pytest.mark.parametrize("case", consolidations())
-def test_consolidate(case):
+def test_consolidate(case, steps):
     batches, arguments, kind, pattern = consolidations()[case]
-    model, opt = after_one_task(then=3, momentum=0.9)
+    model, opt = after_one_task(then=3, momentum=0.9, plasticity_steps=steps)
     with refused(model, opt, kind, pattern):
         opt.consolidate(model, batches, **arguments)
     opt.eval()
@@ -355,10 +356,14 @@ class Wrong:
         (lambda d: d["2.bias"].fill_(-1), "importance of '2.bias' must be finite and >= 0"),
     ],
 )
-def test_estimators_of_ones_own_that_are_wrong(change, pattern):
-    model, opt = after_one_task(then=2)
+@pytest.mark.parametrize("arguments", [{}, {"plasticity_steps": 5}, {"plasticity_steps": 5, "stable": 0.5}], ids=str)
+def test_estimators_of_ones_own_that_are_wrong(change, pattern, arguments):
+    (model, opt), (twin, other) = (after_one_task(then=2, **arguments) for _ in range(2))
     with refused(model, opt, ValueError, pattern):
         opt.consolidate(model, task(1), Wrong(change))
+    for m, o in ((model, opt), (twin, other)):
+        fit(m, o, task(1))
+    assert same(whole_state(model, opt), whole_state(twin, other))
 
 
 @pytest.mark.parametrize(

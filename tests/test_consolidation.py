@@ -152,6 +152,54 @@ def test_z_becomes_the_weights_and_the_anchor():
     assert same(z, weights(model))
 
 
+OPEN = {
+    "douglas-rachford": lambda p, n: DRCL(p, lr=0.1, momentum=0.9, splitting="douglas-rachford", plasticity_steps=n),
+    "forward-backward": lambda p, n: DRCL(p, lr=0.1, momentum=0.9, plasticity_steps=n),
+    "stable": lambda p, n: DRCL(p, lr=0.1, stable=0.5, plasticity_steps=n),
+    "adam": lambda p, n: DRCL.around(torch.optim.Adam(p, lr=0.01), plasticity_steps=n),
+    "directions": lambda p, n: DRCL(p, lr=0.1, preset="directions", plasticity_steps=n),
+}
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", OPEN)
+def test_the_steps_of_an_open_proposal_count(name, mode):
+    """Three steps of a proposal of ten come to the same as a whole one of three."""
+    found = []
+    for steps in (10, 3):
+        model = mlp()
+        opt = OPEN[name](model.named_parameters(), steps)
+        opt.consolidate(model, task(0))
+        before = weights(model)
+        for k, batch in enumerate(task(1)[:3]):
+            opt.param_groups[0]["lr"] = 0.1 / (k + 1)
+            fit(model, opt, [batch])
+        getattr(opt, mode)()
+        assert steps == 3 or mode == "train" or same(before, weights(model))  # the last one that is settled
+        opt.consolidate(model, task(1))
+        assert not same(before, weights(model))
+        assert same(weights(model), list(opt.anchor.weights.values()))
+        fit(model, opt, task(2)[:2])
+        found.append((weights(model), opt.state_dict()))
+    assert same(*found)
+
+
+def test_an_open_proposal_meets_the_learning_rates_so_far():
+    """From zero, gradients 4 and 1 at rates 1/2 and 1/4: x = -3 and -3/4, the threshold 3/4 of the strength."""
+    model = two_weights()
+    nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+    opt = DRCL(model.named_parameters(), lr=0.5, strength=2.0, plasticity_steps=5)
+    told = Told(weight=[[1, 1]], bias=[1])
+    opt.consolidate(model, importance=told)
+    for lr in (0.5, 0.25):
+        opt.param_groups[0]["lr"] = lr
+        model.weight.grad, model.bias.grad = torch.tensor([[4.0, 1.0]]), torch.zeros(1)
+        opt.step()
+    assert model.weight.tolist() == [[-3.0, -0.75]]
+    opt.consolidate(model, importance=told)
+    assert model.weight.tolist() == [[-1.5, 0.0]]
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_consolidate_leaves_mode_gradients_buffers_and_random_numbers(training):
     torch.manual_seed(0)

@@ -63,6 +63,9 @@ KINDS = {
     "proposal, forward-backward": lambda p: DRCL(
         p, lr=0.1, momentum=0.9, strength=0.05, plasticity_steps=3, splitting="forward-backward"
     ),
+    # four steps are made before it is saved, nine before the task ends
+    "proposal, open at the end": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=0.05, plasticity_steps=7),
+    "directions": lambda p: DRCL(p, lr=0.1, momentum=0.9, preset="directions"),
     "stable": lambda p: DRCL(p, lr=0.1, stable=0.7, splitting="douglas-rachford"),
     "tensor": lambda p: DRCL(p, lr=0.1, strength=0.05, splitting="douglas-rachford", normalise="tensor"),
     "around, tensor": lambda p: DRCL.around(

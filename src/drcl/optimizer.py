@@ -67,8 +67,8 @@ class DRCL(torch.optim.Optimizer):
         iterations: iterations on one mini-batch, once there is something to protect; more than one needs
             ``step(closure)``.
         tolerance: stop these early once the residual |y' - y| falls below this fraction of the first one.
-        plasticity_steps: this many optimizer steps form one proposal, then one negotiation. ``consolidate`` drops a
-            proposal that is not finished.
+        plasticity_steps: this many optimizer steps form one proposal, then one negotiation. In between ``eval`` and
+            ``deployed`` show the outcome of the last one; ``consolidate`` negotiates what there is of a proposal.
         inner_steps: gradient evaluations of the implicit proposal.
         memory: importance over tasks: "sum", "latest", or a decay in [0, 1].
         normalise: the unit of importance. "global": the sum over tasks is divided by its mean over all protected
@@ -194,7 +194,7 @@ class DRCL(torch.optim.Optimizer):
         self._hold("train")
 
     def eval(self) -> None:
-        """Put z into the model: the weights to evaluate, save and ship."""
+        """Put z into the model: the weights of the last negotiation, to evaluate, save and ship."""
         self._hold("eval")
 
     @contextlib.contextmanager
@@ -287,6 +287,8 @@ class DRCL(torch.optim.Optimizer):
         forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None,
     ) -> None:
         """End a task: z becomes the model's weights and the new anchor, and its importance is estimated.
+
+        A proposal of ``plasticity_steps`` that is not finished is negotiated first, with the learning rates so far.
 
         Args:
             model: the model whose parameters this optimizer trains.
