@@ -93,14 +93,14 @@ def consolidation() -> None:
     data = [(torch.randn(batch, *shape), torch.randint(0, 10, (batch,))) for _ in range(16)]
     for name, importance in {
         "Fisher": drcl.Fisher(),
-        "Kronecker": drcl.Kronecker(),
-        "Kronecker, product": drcl.Kronecker(eigenvalues="product"),
-        "Kronecker, channels": drcl.Kronecker(convolutions="channels"),
-        "Kronecker, rank 512": drcl.Kronecker(rank=512),
+        "Kronecker": drcl.Kronecker(labels="sampled"),
+        "Kronecker, product": drcl.Kronecker(labels="sampled", eigenvalues="product"),
+        "Kronecker, channels": drcl.Kronecker(labels="sampled", convolutions="channels"),
+        "Kronecker, rank 512": drcl.Kronecker(labels="sampled", rank=512),
     }.items():
         torch.manual_seed(0)
         model = build()
-        opt = drcl.DRCL(model.named_parameters(), lr=1e-4)
+        opt = drcl.DRCL(model.named_parameters(), lr=1e-4, splitting="douglas-rachford")
         start = time.perf_counter()
         opt.consolidate(model, data, importance=importance)
         spent = time.perf_counter() - start

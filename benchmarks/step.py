@@ -65,7 +65,8 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def ours(**options: object) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    return lambda model: drcl.DRCL(model.named_parameters(), lr=1e-6, strength=1.0, **options)  # type: ignore[arg-type]
+    settings = {"strength": 1.0, "splitting": "douglas-rachford", **options}
+    return lambda model: drcl.DRCL(model.named_parameters(), lr=1e-6, **settings)  # type: ignore[arg-type]
 
 
 def steps(rounds: int) -> None:
@@ -97,7 +98,11 @@ def steps(rounds: int) -> None:
         "SGD momentum": lambda m: torch.optim.SGD(m.parameters(), lr=1e-6, momentum=0.9, foreach=True),
         "DRCL momentum": ours(momentum=0.9),
         "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-6, foreach=True),
-        "DRCL around AdamW": lambda m: drcl.DRCL.around(torch.optim.AdamW(m.named_parameters(), lr=1e-6, foreach=True)),
+        "DRCL around AdamW": lambda m: drcl.DRCL.around(
+            torch.optim.AdamW(m.named_parameters(), lr=1e-6, foreach=True),
+            strength=10.0,
+            splitting="douglas-rachford",
+        ),
     }
     ready = {name: Ready(make, ResNet18((3, 32, 32)), 32) for name, make in momentum.items()}
     medians = interleaved({k: r.optimizer.step for k, r in ready.items()}, max(3, rounds // 2))

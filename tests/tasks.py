@@ -46,7 +46,7 @@ def after_one_task(model=None, seed=0, **arguments):
     """A model and its optimizer at the start of the second task, or a few steps into it with `then` steps."""
     model = mlp(seed) if model is None else model
     then = arguments.pop("then", 0)
-    arguments = {"lr": 0.1, "strength": 0.05, **arguments}
+    arguments = {"lr": 0.1, "strength": 0.05, "splitting": "douglas-rachford", **arguments}
     opt = DRCL(model.named_parameters(), **arguments)
     fit(model, opt, task(0)) if opt.solver.splitting != "implicit" else None
     opt.consolidate(model, task(0), Fisher(samples=40))

@@ -33,7 +33,7 @@ def run(model, opt, batches):
 def test_before_consolidation_it_is_the_wrapped_optimizer_bit_for_bit(name):
     one, two = mlp(), mlp()
     plain = OPTIMIZERS[name](two.parameters())
-    opt = DRCL.around(OPTIMIZERS[name](one.named_parameters()), strength=3.0)
+    opt = DRCL.around(OPTIMIZERS[name](one.named_parameters()), strength=3.0, splitting="douglas-rachford")
     run(one, opt, task(0)), run(two, plain, task(0))
     assert same(weights(one), weights(two))
 
@@ -63,7 +63,7 @@ def test_after_consolidation_the_proposal_is_negotiated(name, splitting):
 @every
 def test_infinite_strength_holds_everything(name):
     model = mlp()
-    opt = DRCL.around(OPTIMIZERS[name](model.parameters()), strength=math.inf)
+    opt = DRCL.around(OPTIMIZERS[name](model.parameters()), strength=math.inf, splitting="douglas-rachford")
     opt.consolidate(model, task(0))
     before = weights(model)
     run(model, opt, task(1))
@@ -76,7 +76,7 @@ def test_a_scheduler_on_either_of_the_two(on):
     def train(scheduled):
         model = mlp()
         inner = torch.optim.AdamW(model.named_parameters(), lr=0.02)
-        opt = DRCL.around(inner, strength=0.1)
+        opt = DRCL.around(inner, strength=0.1, splitting="douglas-rachford")
         scheduler = scheduled(opt, inner)
         for number in range(2):
             for k, batch in enumerate(task(number)):
@@ -100,7 +100,7 @@ def test_free_groups_follow_the_wrapped_optimizer():
     body, head = nn.Linear(6, 6), nn.Linear(6, 3)
     twin = copy.deepcopy(head)
     groups = [{"params": list(body.parameters())}, {"params": list(head.parameters()), "free": True}]
-    opt = DRCL.around(torch.optim.AdamW(groups, lr=0.01), strength=math.inf)
+    opt = DRCL.around(torch.optim.AdamW(groups, lr=0.01), strength=math.inf, splitting="douglas-rachford")
     plain = torch.optim.AdamW(twin.parameters(), lr=0.01)
     opt.consolidate(nn.Sequential(body, head), task(0))
     for x, y in task(1):
@@ -116,7 +116,7 @@ def test_free_groups_follow_the_wrapped_optimizer():
 def test_groups_added_to_either_of_the_two(on):
     model, head = mlp(), nn.Linear(6, 3)
     inner = torch.optim.AdamW(model.named_parameters(), lr=0.01)
-    opt = DRCL.around(inner, strength=2.0)
+    opt = DRCL.around(inner, strength=2.0, splitting="douglas-rachford")
     opt.consolidate(model, task(0))
     (opt if on == "ours" else inner).add_param_group({"params": list(head.named_parameters()), "lr": 0.5})
     opt.zero_grad()
@@ -131,7 +131,7 @@ def test_groups_added_to_either_of_the_two(on):
 def test_a_frozen_start_for_each_task():
     """Moments of the last task would push weights without a gradient's reason: they are dropped."""
     model = mlp()
-    opt = DRCL.around(torch.optim.AdamW(model.named_parameters(), lr=0.01), strength=1.0)
+    opt = DRCL.around(torch.optim.AdamW(model.named_parameters(), lr=0.01), strength=1.0, splitting="douglas-rachford")
     fit(model, opt, task(0))
     opt.consolidate(model, task(0))
     assert not opt.inner.state

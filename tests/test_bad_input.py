@@ -36,13 +36,13 @@ def fill_gradients(model, bad=None, where="2.weight"):
 
 
 OPTIMIZERS = {
-    "sgd": lambda p: DRCL(p, lr=0.1, momentum=0.9),
-    "forward-backward": lambda p: DRCL(p, lr=0.1, momentum=0.9, splitting="forward-backward"),
-    "proposal": lambda p: DRCL(p, lr=0.1, plasticity_steps=3),
-    "stable": lambda p: DRCL(p, lr=0.1, stable=0.5),
-    "reference": lambda p: DRCL(p, lr=0.1, backend="reference"),
-    "foreach": lambda p: DRCL(p, lr=0.1, backend="foreach"),
-    "adamw": lambda p: DRCL.around(torch.optim.AdamW(p, lr=0.01)),
+    "sgd": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=10.0, splitting="douglas-rachford"),
+    "forward-backward": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=10.0, splitting="forward-backward"),
+    "proposal": lambda p: DRCL(p, lr=0.1, strength=10.0, splitting="douglas-rachford", plasticity_steps=3),
+    "stable": lambda p: DRCL(p, lr=0.1, stable=0.5, splitting="douglas-rachford"),
+    "reference": lambda p: DRCL(p, lr=0.1, strength=10.0, splitting="douglas-rachford", backend="reference"),
+    "foreach": lambda p: DRCL(p, lr=0.1, strength=10.0, splitting="douglas-rachford", backend="foreach"),
+    "adamw": lambda p: DRCL.around(torch.optim.AdamW(p, lr=0.01), strength=10.0, splitting="douglas-rachford"),
 }
 
 
@@ -64,11 +64,15 @@ def test_gradients_that_are_not_finite(name, bad):
 
 
 EVALUATING = {
-    "iterations": lambda p: DRCL(p, lr=0.1, momentum=0.9, iterations=5),
-    "iterations, stable": lambda p: DRCL(p, lr=0.1, stable=0.5, iterations=5),
-    "iterations, adam": lambda p: DRCL.around(torch.optim.Adam(p, lr=0.01), iterations=5),
-    "implicit": lambda p: DRCL(p, lr=0.1, splitting="implicit", inner_steps=5),
-    "lbfgs": lambda p: DRCL.around(torch.optim.LBFGS(p, lr=0.5, max_iter=6)),
+    "iterations": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=10.0, splitting="douglas-rachford", iterations=5),
+    "iterations, stable": lambda p: DRCL(p, lr=0.1, stable=0.5, splitting="douglas-rachford", iterations=5),
+    "iterations, adam": lambda p: DRCL.around(
+        torch.optim.Adam(p, lr=0.01), strength=10.0, splitting="douglas-rachford", iterations=5
+    ),
+    "implicit": lambda p: DRCL(p, lr=0.1, strength=10.0, splitting="implicit", inner_steps=5),
+    "lbfgs": lambda p: DRCL.around(
+        torch.optim.LBFGS(p, lr=0.5, max_iter=6), strength=10.0, splitting="douglas-rachford"
+    ),
 }
 
 
@@ -106,7 +110,7 @@ def test_a_step_of_several_evaluations_is_undone_when_one_fails(name, fails_at):
 
 def test_float16_overflow():
     model = mlp().half()
-    opt = DRCL(model.named_parameters(), lr=0.1)
+    opt = DRCL(model.named_parameters(), lr=0.1, splitting="douglas-rachford")
     batches = [(x.half(), y) for x, y in task(0)]
     opt.consolidate(model, batches)
     loss = nn.functional.cross_entropy(model(batches[0][0]), batches[0][1])
@@ -226,7 +230,11 @@ def test_a_step_while_the_model_holds_z():
 def test_sparse_gradients_of_protected_weights():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
-    opt = DRCL([{"params": model[2].named_parameters()}, {"params": [("emb.weight", model[0].weight)]}], lr=0.1)
+    opt = DRCL(
+        [{"params": model[2].named_parameters()}, {"params": [("emb.weight", model[0].weight)]}],
+        lr=0.1,
+        splitting="douglas-rachford",
+    )
     x, y = torch.randint(5, (6, 2)), torch.randint(3, (6,))
     nn.functional.cross_entropy(model(x), y).backward()
     opt.step()  # plain SGD takes them
@@ -280,10 +288,11 @@ def consolidations():
     }
 
 
+@pytest.mark.parametrize("steps", [1, 5])  # of five, three are made: the proposal is open, and stays so
 @pytest.mark.parametrize("case", consolidations())
-def test_consolidate(case):
+def test_consolidate(case, steps):
     batches, arguments, kind, pattern = consolidations()[case]
-    model, opt = after_one_task(then=3, momentum=0.9)
+    model, opt = after_one_task(then=3, momentum=0.9, plasticity_steps=steps)
     with refused(model, opt, kind, pattern):
         opt.consolidate(model, batches, **arguments)
     opt.eval()
@@ -347,10 +356,14 @@ class Wrong:
         (lambda d: d["2.bias"].fill_(-1), "importance of '2.bias' must be finite and >= 0"),
     ],
 )
-def test_estimators_of_ones_own_that_are_wrong(change, pattern):
-    model, opt = after_one_task(then=2)
+@pytest.mark.parametrize("arguments", [{}, {"plasticity_steps": 5}, {"plasticity_steps": 5, "stable": 0.5}], ids=str)
+def test_estimators_of_ones_own_that_are_wrong(change, pattern, arguments):
+    (model, opt), (twin, other) = (after_one_task(then=2, **arguments) for _ in range(2))
     with refused(model, opt, ValueError, pattern):
         opt.consolidate(model, task(1), Wrong(change))
+    for m, o in ((model, opt), (twin, other)):
+        fit(m, o, task(1))
+    assert same(whole_state(model, opt), whole_state(twin, other))
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_bad_importance_is_refused_in_any_unit(normalise, bad):
 def test_memory_with_an_estimator(memory):
     """Fisher of each task at each task's own weights, estimated apart, adds up to what the optimizer holds."""
     model, total = mlp(), None
-    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.02, memory=memory)
+    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.02, splitting="douglas-rachford", memory=memory)
     for number in range(3):
         fit(model, opt, task(number))
         opt.eval()
@@ -150,6 +150,54 @@ def test_z_becomes_the_weights_and_the_anchor():
     assert not any("momentum_buffer" in s for s in opt.state.values())
     opt.eval()
     assert same(z, weights(model))
+
+
+OPEN = {
+    "douglas-rachford": lambda p, n: DRCL(p, lr=0.1, momentum=0.9, splitting="douglas-rachford", plasticity_steps=n),
+    "forward-backward": lambda p, n: DRCL(p, lr=0.1, momentum=0.9, plasticity_steps=n),
+    "stable": lambda p, n: DRCL(p, lr=0.1, stable=0.5, plasticity_steps=n),
+    "adam": lambda p, n: DRCL.around(torch.optim.Adam(p, lr=0.01), plasticity_steps=n),
+    "directions": lambda p, n: DRCL(p, lr=0.1, preset="directions", plasticity_steps=n),
+}
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", OPEN)
+def test_the_steps_of_an_open_proposal_count(name, mode):
+    """Three steps of a proposal of ten come to the same as a whole one of three."""
+    found = []
+    for steps in (10, 3):
+        model = mlp()
+        opt = OPEN[name](model.named_parameters(), steps)
+        opt.consolidate(model, task(0))
+        before = weights(model)
+        for k, batch in enumerate(task(1)[:3]):
+            opt.param_groups[0]["lr"] = 0.1 / (k + 1)
+            fit(model, opt, [batch])
+        getattr(opt, mode)()
+        assert steps == 3 or mode == "train" or same(before, weights(model))  # the last one that is settled
+        opt.consolidate(model, task(1))
+        assert not same(before, weights(model))
+        assert same(weights(model), list(opt.anchor.weights.values()))
+        fit(model, opt, task(2)[:2])
+        found.append((weights(model), opt.state_dict()))
+    assert same(*found)
+
+
+def test_an_open_proposal_meets_the_learning_rates_so_far():
+    """From zero, gradients 4 and 1 at rates 1/2 and 1/4: x = -3 and -3/4, the threshold 3/4 of the strength."""
+    model = two_weights()
+    nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+    opt = DRCL(model.named_parameters(), lr=0.5, strength=2.0, plasticity_steps=5)
+    told = Told(weight=[[1, 1]], bias=[1])
+    opt.consolidate(model, importance=told)
+    for lr in (0.5, 0.25):
+        opt.param_groups[0]["lr"] = lr
+        model.weight.grad, model.bias.grad = torch.tensor([[4.0, 1.0]]), torch.zeros(1)
+        opt.step()
+    assert model.weight.tolist() == [[-3.0, -0.75]]
+    opt.consolidate(model, importance=told)
+    assert model.weight.tolist() == [[-1.5, 0.0]]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -195,7 +243,7 @@ def test_every_estimator(importance):
 
 def test_the_path_integral_watches_without_data():
     model = mlp()
-    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.1)
+    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.1, splitting="douglas-rachford")
     path = PathIntegral().watch(opt)
     for number in range(2):
         fit(model, opt, task(number))
@@ -216,7 +264,7 @@ def test_importance_of_zero_is_told():
 def test_damping_is_added_to_the_mean_one_importance():
     model = two_weights()
     nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
-    opt = DRCL(model.named_parameters(), lr=0.5, strength=2.0, damping=0.25)
+    opt = DRCL(model.named_parameters(), lr=0.5, strength=2.0, splitting="douglas-rachford", damping=0.25)
     opt.consolidate(model, importance=Told(weight=[[0, 3]], bias=[0]))
     model.weight.grad, model.bias.grad = torch.tensor([[1.0, 4.0]]), torch.tensor([-0.25])
     opt.step()

@@ -362,7 +362,8 @@ model = torch.nn.Linear(4, 3)
 data = [(torch.randn(8, 4), torch.randint(3, (8,)))]
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
-    opt = drcl.DRCL(model.named_parameters(), lr=0.1, strength=0.1, backend=sys.argv[1])
+    opt = drcl.DRCL(model.named_parameters(), lr=0.1, strength=0.1, backend=sys.argv[1],
+                    splitting="douglas-rachford")
     for task in range(2):
         for _ in range(3):
             opt.zero_grad()

@@ -52,7 +52,7 @@ def test_two_linear_layers_and_one_sample_give_the_fisher_matrix_itself(eigenval
         torch.testing.assert_close(operator(found[name]), truth, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("labels", ["sampled", "empirical", "exact"])
+@pytest.mark.parametrize("labels", ["sampled", "signs", "empirical", "exact"])
 def test_factors_of_many_samples(labels):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
@@ -75,6 +75,18 @@ def test_factors_of_many_samples(labels):
         for name in ("0", "2"):
             total = diagonal[f"{name}.weight"].sum() + diagonal[f"{name}.bias"].sum()
             torch.testing.assert_close(found[f"{name}.weight"].eigenvalues.sum(), total)
+
+
+def test_labels_left_out_are_signs_which_are_exact_with_two_classes():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    data = [(torch.randn(20, 6).double(), None)]
+    usual, exact = measured(model, data).bases, measured(model, data, labels="exact").bases
+    assert Kronecker().describe()["labels"] == "signs"
+    assert Fisher().describe()["labels"] == "sampled"
+    for name in ("0.weight", "2.weight"):
+        torch.testing.assert_close(usual[name].output_factor, exact[name].output_factor)
+        torch.testing.assert_close(usual[name].eigenvalues, exact[name].eigenvalues)
 
 
 CONVOLUTIONS = {
@@ -245,7 +257,7 @@ def test_everything_else_keeps_the_diagonal_fisher():
     torch.manual_seed(7)
     model = Transformer()
     data = [(torch.randint(1, 23, (6, 7)), torch.randint(5, (6,)))]
-    found, bases = measured(model, data)
+    found, bases = measured(model, data, labels="sampled")
     diagonal = Fisher().estimate(model, data, everything(model))
     assert {"encoder.layers.0.linear1.weight", "head.weight"} <= set(bases)
     covered = set(bases) | {n.removesuffix("weight") + "bias" for n, b in bases.items() if b.bias}
@@ -271,7 +283,7 @@ def test_tied_and_reused_layers_keep_the_diagonal():
 
     torch.manual_seed(8)
     model, data = Twice(), [(torch.randn(5, 4), torch.randint(4, (5,)))]
-    found, bases = measured(model, data)
+    found, bases = measured(model, data, labels="sampled")
     assert not bases
     for name, value in Fisher().estimate(model, data, everything(model)).items():
         torch.testing.assert_close(found[name], value)

@@ -30,7 +30,12 @@ SGD_OPTIONS = [
 
 @pytest.mark.parametrize("options", SGD_OPTIONS, ids=str)
 @pytest.mark.parametrize(
-    "ours", [{}, {"splitting": "forward-backward"}, {"plasticity_steps": 3}, {"stable": 0.5}], ids=str
+    "ours",
+    [
+        *({"splitting": s} for s in ("douglas-rachford", "forward-backward")),
+        *({"splitting": "douglas-rachford", **more} for more in ({"plasticity_steps": 3}, {"stable": 0.5})),
+    ],
+    ids=str,
 )
 def test_it_is_sgd_bit_for_bit(options, ours):
     one, two = mlp(), mlp()
@@ -80,7 +85,7 @@ def test_forms_of_parameters(form):
 def test_learning_rate_may_be_a_tensor():
     one, two = mlp(), mlp()
     opt, sgd = (
-        DRCL(one.named_parameters(), lr=torch.tensor(0.05)),
+        DRCL(one.named_parameters(), lr=torch.tensor(0.05), strength=10.0, splitting="douglas-rachford"),
         torch.optim.SGD(two.parameters(), lr=torch.tensor(0.05)),
     )
     fit(one, opt, task(0)), fit(two, sgd, task(0))
@@ -182,7 +187,7 @@ def test_compiled_model():
     compiled = torch.compile(model, backend="eager")
     opts = []
     for m in (plain, compiled):
-        opts.append(DRCL(m.named_parameters(), lr=0.1, strength=0.05))
+        opts.append(DRCL(m.named_parameters(), lr=0.1, strength=0.05, splitting="douglas-rachford"))
         for number in range(2):
             fit(m, opts[-1], task(number))
             opts[-1].consolidate(m, task(number))
@@ -246,9 +251,9 @@ def test_parameters_without_gradient_stay(around):
     model = TwoHeads()
     named = model.named_parameters()
     opt = (
-        DRCL.around(torch.optim.AdamW(named, lr=0.01))
+        DRCL.around(torch.optim.AdamW(named, lr=0.01), strength=10.0, splitting="douglas-rachford")
         if around
-        else DRCL(named, lr=0.1, momentum=0.9, weight_decay=0.1)
+        else DRCL(named, lr=0.1, momentum=0.9, weight_decay=0.1, strength=10.0, splitting="douglas-rachford")
     )
     before = weights(model.unused)
     for number in range(2):
@@ -263,7 +268,8 @@ def test_a_gradient_that_comes_and_goes(around):
     """A parameter left out of a step keeps its y and z through it."""
     model = TwoHeads()
     named = model.named_parameters()
-    opt = DRCL.around(torch.optim.SGD(named, lr=0.1), strength=0.1) if around else DRCL(named, lr=0.1, strength=0.1)
+    ours = dict(strength=0.1, splitting="douglas-rachford")
+    opt = DRCL.around(torch.optim.SGD(named, lr=0.1), **ours) if around else DRCL(named, lr=0.1, **ours)
     opt.consolidate(model, task(0))
     fit(model, opt, task(1))
     y, z = weights(model.body), [opt.state[p]["z"].clone() for p in model.body.parameters()]
@@ -279,7 +285,7 @@ def test_frozen_parameters():
     """Frozen from the start: not protected. Frozen later: still in the account, and never moved."""
     model = mlp()
     model[0].requires_grad_(False)
-    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.05)
+    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.05, splitting="douglas-rachford")
     fit(model, opt, task(0))
     opt.consolidate(model, task(0))
     assert list(opt.anchor.weights) == ["2.weight", "2.bias"]
@@ -307,7 +313,7 @@ def test_shared_parameters():
             return self.out(torch.relu(self.second(torch.relu(self.first(x)))))
 
     model = Tied()
-    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.05)
+    opt = DRCL(model.named_parameters(), lr=0.1, strength=0.05, splitting="douglas-rachford")
     for number in range(2):
         fit(model, opt, task(number))
         opt.consolidate(model, task(number))
@@ -343,7 +349,7 @@ def test_group_options():
         {"params": [("c", model[2].weight)]},
         {"params": [("d", model[2].bias)], "strength": 0.0},
     ]
-    opt = DRCL(groups, lr=0.1, stable=0.5)
+    opt = DRCL(groups, lr=0.1, stable=0.5, splitting="douglas-rachford")
     opt.consolidate(model, task(0))
     start = weights(model)
     fit(model, opt, task(1), epochs=4)

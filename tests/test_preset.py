@@ -1,15 +1,16 @@
 """Presets: settings under one name, and what may be given beside it."""
 
+import copy
 import inspect
 
 import pytest
 import torch
 
-from drcl import DRCL, Fisher
+from drcl import DRCL, Fisher, Kronecker
 from drcl.options import PRESETS
-from drcl.prox import L1, L2
+from drcl.prox import L1, L2, ElasticNet
 
-from .tasks import closure_on, mlp, same, task, weights
+from .tasks import closure_on, fit, mlp, same, task, weights
 
 # Written out once more, from the paper.
 PAPER = dict(lr=5e-3, momentum=0.0, strength=10.0, prox="l1", splitting="douglas-rachford", iterations=5)
@@ -51,7 +52,7 @@ def test_every_setting_is_an_option_and_lr_may_be_given():
     [
         *(("momentum", 0.9), ("strength", 3.0), ("stable", 0.8), ("prox", "l2"), ("prox", L2()), ("damping", 0.1)),
         *(("splitting", "forward-backward"), ("iterations", 2), ("plasticity_steps", 4), ("memory", 0.5)),
-        ("normalise", "tensor"),
+        *(("normalise", "tensor"), ("memory", "sum"), ("iterations", 1)),  # a default is a value too where it is given
     ],
 )
 def test_another_value_is_refused_by_name(name, value):
@@ -72,3 +73,75 @@ def test_it_goes_on_from_a_saved_state():
         again.step()
     assert torch.isfinite(again.step(closure_on(model, again, task(1)[0])))
     assert again.iterations_used == 5
+
+
+# -- directions ------------------------------------------------------------------------------------------------------
+
+
+DIRECTIONS = dict(splitting="forward-backward", prox="l2", strength=0.3, plasticity_steps=10)
+MAKERS = {
+    "sgd": lambda p, **options: DRCL(p, lr=0.05, momentum=0.9, **options),
+    "adam": lambda p, **options: DRCL.around(torch.optim.Adam(p, lr=0.01), **options),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_directions_stand_for_these_settings_and_for_kronecker(make):
+    models, opts = (mlp(), mlp()), []
+    for model, options, importance in zip(models, ({"preset": "directions"}, DIRECTIONS), (None, Kronecker())):
+        opts.append(make(model.named_parameters(), **options))
+        for number in range(2):
+            fit(model, opts[-1], task(number), epochs=3)
+            opts[-1].consolidate(model, task(number), importance)
+    assert same(weights(models[0]), weights(models[1]))
+    assert same(opts[0].state_dict(), opts[1].state_dict())
+    assert [m["estimator"] for m in opts[0].anchor.provenance["made"]] == ["Kronecker", "Kronecker"]
+    assert len(opts[0].anchor.bases) == 2
+    opts[0].consolidate(models[0], task(1), Fisher())  # what is given wins
+    assert not opts[0].anchor.bases
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        # defaults of DRCL too, where they are given
+        *(("strength", 2.0, 2.0), ("strength", 0.1, 0.1), ("plasticity_steps", 4, 4), ("plasticity_steps", 1, 1)),
+        *(("prox", "elastic", ElasticNet()), ("prox", "l1", L1()), ("damping", 0.1, 0.1), ("memory", 0.5, 0.5)),
+        *(("splitting", "douglas-rachford", "douglas-rachford"), ("normalise", "tensor", "tensor")),
+    ],
+)
+def test_what_is_given_beside_directions_wins(make, name, value, found):
+    opt = make(list(mlp().named_parameters()), preset="directions", **{name: value})
+    settings = {**vars(opt.solver), **opt.param_groups[0]}
+    wanted = {**DIRECTIONS, "prox": L2(), name: found}
+    assert {key: settings[key] for key in wanted} == wanted
+
+
+def test_a_share_of_directions_to_hold_takes_l1():
+    p = list(mlp().named_parameters())
+    assert DRCL(p, stable=0.8, preset="directions").solver.prox == L1()
+    assert DRCL(p, stable=0.8, prox="elastic", preset="directions").solver.prox == ElasticNet()
+    assert DRCL(p, stable=None, preset="directions").solver.prox == L2()
+    with pytest.raises(ValueError, match="stable= needs a prox that leaves weights exactly in place"):
+        DRCL(p, stable=0.8, prox="l2", preset="directions")
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_directions_survive_being_copied_and_resumed(make):
+    model = mlp()
+    opt = make(model.named_parameters(), preset="directions")
+    opt.consolidate(model, task(0))
+    fit(model, opt, task(1)[:4])
+    twin, copied = copy.deepcopy((model, opt))
+    other = mlp(seed=9)
+    other.load_state_dict(model.state_dict())
+    again = make(other.named_parameters(), preset="directions")
+    again.load_state_dict(opt.state_dict())
+    for m, o in ((model, opt), (twin, copied), (other, again)):
+        fit(m, o, task(1))
+        o.consolidate(m, task(1))
+    for m, o in ((twin, copied), (other, again)):
+        assert len(o.anchor.bases) == 2
+        assert same(weights(model), weights(m))
+        assert same(opt.state_dict(), o.state_dict())

@@ -243,7 +243,7 @@ def test_a_prox_of_ones_own(splitting):
         assert threshold.shape == r.shape
         return anchor + (r - anchor) / 2
 
-    opt = drcl.DRCL(model.named_parameters(), lr=0.25, prox=half, splitting=splitting)
+    opt = drcl.DRCL(model.named_parameters(), lr=0.25, strength=10.0, prox=half, splitting=splitting)
     opt.consolidate(model, data)
     a, g = model.weight.detach().clone(), torch.randn(2, 3).double()
     model.weight.grad = g.clone()
@@ -260,7 +260,7 @@ def test_every_named_prox_trains_and_holds_at_infinite_strength(name):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     data = [(torch.randn(16, 4), torch.randint(3, (16,)))]
-    opt = drcl.DRCL(model.named_parameters(), lr=0.05, strength=math.inf, prox=name)
+    opt = drcl.DRCL(model.named_parameters(), lr=0.05, strength=math.inf, prox=name, splitting="douglas-rachford")
     opt.consolidate(model, data)
     before = [p.detach().clone() for p in model.parameters()]
     for _ in range(3):

@@ -51,20 +51,33 @@ def through_safetensors(value):
 
 WAYS = {"memory": copy.deepcopy, "torch": through_torch, "safetensors": through_safetensors}
 KINDS = {
-    "sgd": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=0.05),
+    "sgd": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=0.05, splitting="douglas-rachford"),
     "forward-backward": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=0.05, splitting="forward-backward"),
     "implicit": lambda p: DRCL(p, lr=0.1, strength=0.05, splitting="implicit", inner_steps=3),
-    "iterations": lambda p: DRCL(p, lr=0.1, strength=float("inf"), iterations=3, tolerance=0.1),
-    "proposal": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=0.05, plasticity_steps=3),
+    "iterations": lambda p: DRCL(
+        p, lr=0.1, strength=float("inf"), splitting="douglas-rachford", iterations=3, tolerance=0.1
+    ),
+    "proposal": lambda p: DRCL(
+        p, lr=0.1, momentum=0.9, strength=0.05, splitting="douglas-rachford", plasticity_steps=3
+    ),
     "proposal, forward-backward": lambda p: DRCL(
         p, lr=0.1, momentum=0.9, strength=0.05, plasticity_steps=3, splitting="forward-backward"
     ),
-    "stable": lambda p: DRCL(p, lr=0.1, stable=0.7),
-    "tensor": lambda p: DRCL(p, lr=0.1, strength=0.05, normalise="tensor"),
-    "around, tensor": lambda p: DRCL.around(torch.optim.Adam(p, lr=0.01), strength=0.05, normalise="tensor"),
-    "around": lambda p: DRCL.around(torch.optim.AdamW(p, lr=0.01), strength=0.05),
-    "around, proposal": lambda p: DRCL.around(torch.optim.Adam(p, lr=0.01), strength=0.05, plasticity_steps=3),
-    "lbfgs": lambda p: DRCL.around(torch.optim.LBFGS(p, lr=0.5, max_iter=3), strength=0.05),
+    # four steps are made before it is saved, nine before the task ends
+    "proposal, open at the end": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=0.05, plasticity_steps=7),
+    "directions": lambda p: DRCL(p, lr=0.1, momentum=0.9, preset="directions"),
+    "stable": lambda p: DRCL(p, lr=0.1, stable=0.7, splitting="douglas-rachford"),
+    "tensor": lambda p: DRCL(p, lr=0.1, strength=0.05, splitting="douglas-rachford", normalise="tensor"),
+    "around, tensor": lambda p: DRCL.around(
+        torch.optim.Adam(p, lr=0.01), strength=0.05, splitting="douglas-rachford", normalise="tensor"
+    ),
+    "around": lambda p: DRCL.around(torch.optim.AdamW(p, lr=0.01), strength=0.05, splitting="douglas-rachford"),
+    "around, proposal": lambda p: DRCL.around(
+        torch.optim.Adam(p, lr=0.01), strength=0.05, splitting="douglas-rachford", plasticity_steps=3
+    ),
+    "lbfgs": lambda p: DRCL.around(
+        torch.optim.LBFGS(p, lr=0.5, max_iter=3), strength=0.05, splitting="douglas-rachford"
+    ),
 }
 
 
@@ -122,10 +135,10 @@ def test_a_loaded_state_shares_nothing_with_the_one_it_came_from():
 def test_names_and_16_bit_importance_survive():
     model = mlp().bfloat16()
     batches = [(x.bfloat16(), y) for x, y in task(0)]
-    opt = DRCL(model.parameters(), lr=0.1)
+    opt = DRCL(model.parameters(), lr=0.1, splitting="douglas-rachford")
     opt.consolidate(model, batches)
     saved = through_torch(opt.state_dict())
-    again = DRCL(model.parameters(), lr=0.1)
+    again = DRCL(model.parameters(), lr=0.1, splitting="douglas-rachford")
     again.load_state_dict(saved)
     assert list(again.anchor.weights) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert same(again.anchor.importance, opt.anchor.importance)
@@ -150,11 +163,11 @@ def test_the_layout_the_fused_step_needs_is_kept():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 3))
     model = model.to(memory_format=torch.channels_last)
     data = [(torch.randn(4, 3, 6, 6), torch.randint(3, (4,)))]
-    opt = DRCL(model.named_parameters(), lr=0.1)
+    opt = DRCL(model.named_parameters(), lr=0.1, splitting="douglas-rachford")
     opt.consolidate(model, data)
-    again = DRCL(model.named_parameters(), lr=0.1)
+    again = DRCL(model.named_parameters(), lr=0.1, splitting="douglas-rachford")
     again.load_state_dict(through_safetensors(opt.state_dict()))
-    third = DRCL(model.named_parameters(), lr=0.1)
+    third = DRCL(model.named_parameters(), lr=0.1, splitting="douglas-rachford")
     third.protect(model, drcl.Anchor({k: v.contiguous() for k, v in opt.anchor.weights.items()}, opt.anchor.importance))
     for o in (opt, again, third):
         for p in model.parameters():
@@ -177,11 +190,15 @@ def test_states_that_do_not_belong_here_are_refused_whole():
     refuses(half_way("forward-backward")[1], state, "saved with splitting='douglas-rachford'")
     refuses(half_way("tensor")[1], state, "saved with normalise='global'; make this optimizer with the same")
     wider = mlp(sizes=(6, 17, 3))
-    fresh = DRCL(wider.named_parameters(), lr=0.1)
+    fresh = DRCL(wider.named_parameters(), lr=0.1, splitting="douglas-rachford")
     refuses(fresh, state, re.escape("'0.weight' has shape (17, 6)") + ".*" + re.escape("(16, 6)"))
     deeper = mlp(sizes=(6, 16, 16, 3))
-    refuses(DRCL(deeper.named_parameters(), lr=0.1), state, r"\[4\] parameters, this optimizer's \[6\]")
-    more = DRCL([{"params": [p]} for p in model.parameters()], lr=0.1)
+    refuses(
+        DRCL(deeper.named_parameters(), lr=0.1, splitting="douglas-rachford"),
+        state,
+        r"\[4\] parameters, this optimizer's \[6\]",
+    )
+    more = DRCL([{"params": [p]} for p in model.parameters()], lr=0.1, splitting="douglas-rachford")
     refuses(more, state, r"\[4\] parameters, this optimizer's \[1, 1, 1, 1\]")
 
 

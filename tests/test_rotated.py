@@ -51,7 +51,7 @@ def images(seed, batches=3):
 
 def protected(model, data, options=None, **more):
     """An optimizer with one task behind it."""
-    opt = DRCL(model.named_parameters(), **{"lr": 0.05, "strength": 0.1, **more})
+    opt = DRCL(model.named_parameters(), **{"lr": 0.05, "strength": 0.1, "splitting": "douglas-rachford", **more})
     fit(model, opt, data)
     opt.consolidate(model, data, importance=Kronecker(**(options or {})))
     return opt
@@ -260,7 +260,9 @@ def test_one_negotiation_for_several_steps_takes_the_sum_of_their_rates(splittin
 def test_implicit_and_wrapped_optimizers_take_it_too():
     for make in (
         lambda m: DRCL(m.named_parameters(), lr=0.05, splitting="implicit", inner_steps=3, strength=0.01),
-        lambda m: DRCL.around(torch.optim.AdamW(m.named_parameters(), lr=1e-3), strength=0.01),
+        lambda m: DRCL.around(
+            torch.optim.AdamW(m.named_parameters(), lr=1e-3), strength=0.01, splitting="douglas-rachford"
+        ),
     ):
         model = mlp()
         opt = make(model)
@@ -360,10 +362,10 @@ def test_estimators_may_change_between_tasks():
     opt = DRCL(model.named_parameters(), lr=0.05)
     opt.consolidate(model, data)
     fisher = opt.importance_mean
-    opt.consolidate(model, data, importance=Kronecker())
+    opt.consolidate(model, data, importance=Kronecker(labels="sampled"))
     assert opt.importance_mean == pytest.approx(2 * fisher, rel=1e-3)
     assert len(opt.anchor.bases) == 2
-    opt.consolidate(model, data, importance=Kronecker(rotate="inputs"))
+    opt.consolidate(model, data, importance=Kronecker(labels="sampled", rotate="inputs"))
     assert opt.importance_mean == pytest.approx(3 * fisher, rel=1e-3)
     opt.consolidate(model, data)
     assert opt.importance_mean == pytest.approx(4 * fisher, rel=1e-3)
@@ -375,7 +377,8 @@ def test_a_bias_of_another_group_stands_alone_and_a_free_one_is_left_out():
         model = mlp()
         biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
         others = [p for n, p in model.named_parameters() if n.endswith("weight")]
-        opt = DRCL([{"params": others}, {"params": biases, "free": free}], lr=0.05, strength=float("inf"))
+        groups = [{"params": others}, {"params": biases, "free": free}]
+        opt = DRCL(groups, lr=0.05, strength=float("inf"), splitting="douglas-rachford")
         opt.consolidate(model, task(0), importance=Kronecker())
         assert [layer.bias for layer in opt._layers.values()] == [None, None]
         before = weights(model)
@@ -470,7 +473,7 @@ def test_a_state_of_another_network_is_refused_before_anything_changes():
     state = opt.state_dict()
     state["layers"][0]["inputs"] = state["layers"][0]["inputs"][:, :-1]
     model = mlp(1)
-    other = DRCL(model.named_parameters(), lr=0.05)
+    other = DRCL(model.named_parameters(), lr=0.05, splitting="douglas-rachford")
     with pytest.raises(ValueError, match=r"'0\.weight'.*inputs"):
         other.load_state_dict(state)
     assert other.tasks == 0
@@ -491,7 +494,7 @@ def test_an_anchor_file_carries_the_bases(variant, tmp_path):
             assert torch.equal(loaded.bases[name].tensors()[key], t)
     other = conv_net(5)
     other.load_state_dict(model.state_dict())
-    again = DRCL(other.named_parameters(), lr=0.05, strength=0.1)
+    again = DRCL(other.named_parameters(), lr=0.05, strength=0.1, splitting="douglas-rachford")
     again.protect(other, loaded)
     for m, o in ((model, opt), (other, again)):
         fit(m, o, images(1))

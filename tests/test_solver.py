@@ -49,7 +49,7 @@ def random_case(size=40, seed=0):
 @pytest.mark.parametrize("strength", [0.0, 0.7, 5.0, math.inf])
 def test_y_is_z_plus_gamma_g(strength):
     a, f = random_case()
-    model, opt = protected(a, f, lr=0.05, strength=strength)
+    model, opt = protected(a, f, lr=0.05, strength=strength, splitting="douglas-rachford")
     for g in gradients(5, 40):
         model.w.grad = g.clone()
         opt.step()
@@ -60,7 +60,7 @@ def test_algorithm_1_as_printed():
     """x, r, z, y with every intermediate kept, for twenty steps."""
     a, f = random_case()
     gamma, lam = 0.05, 1.5
-    model, opt = protected(a, f, lr=gamma, strength=lam)
+    model, opt = protected(a, f, lr=gamma, strength=lam, splitting="douglas-rachford")
     y = a.copy()
     for g in gradients(20, 40):
         model.w.grad = g.clone()
@@ -76,7 +76,7 @@ def test_algorithm_1_as_printed():
 def test_without_strength_it_is_reflected_gradient_descent():
     """z_{k+1} = z_k - 2 gamma g_k + gamma g_{k-1}, with g_{-1} = 0."""
     a, f = random_case()
-    model, opt = protected(a, f, lr=0.05, strength=0.0)
+    model, opt = protected(a, f, lr=0.05, strength=0.0, splitting="douglas-rachford")
     z, last = torch.from_numpy(a), torch.zeros(40, dtype=torch.float64)
     for g in gradients(10, 40):
         model.w.grad = g.clone()
@@ -108,7 +108,7 @@ def test_infinite_strength_leaves_z_at_the_anchor_bit_for_bit(splitting, dtype):
 def test_the_threshold_is_exact():
     """gamma 1/2, lam 2, F 1 about zero: r = -g and tau = 1, both exact. A weight at tau stays, one ulp more moves."""
     above = np.nextafter(1.0, 2.0)
-    model, opt = protected(np.zeros(5), np.ones(5), lr=0.5, strength=2.0)
+    model, opt = protected(np.zeros(5), np.ones(5), lr=0.5, strength=2.0, splitting="douglas-rachford")
     model.w.grad = torch.tensor([1.0, above, -1.0, -above, 3.0], dtype=torch.float64)
     opt.step()
     assert z_of(model, opt).tolist() == [0.0, -(above - 1), 0.0, above - 1, -2.0]
@@ -202,7 +202,7 @@ def test_the_explicit_form_is_biased_and_the_bias_halves_with_gamma(problem, sol
     steps = {0.1: 700, 0.05: 1400, 0.025: 2800}
     errors = []
     for gamma, count in steps.items():
-        z, y = problem.solve(gamma, count)
+        z, y = problem.solve(gamma, count, splitting="douglas-rachford")
         errors.append(np.abs(z - solution).max())
         # it has come to rest: y = z + gamma * g(y), so the residual alone proves nothing
         np.testing.assert_allclose(y, z + gamma / problem.curvature * problem.gradient(y), atol=1e-9)
@@ -213,7 +213,7 @@ def test_the_explicit_form_is_biased_and_the_bias_halves_with_gamma(problem, sol
 
 def test_what_rests_at_a_fixed_point(problem):
     """At rest |g_i(y)| <= lam F_i where z is at the anchor, and g_i(y) = -lam F_i sign(z - a) elsewhere."""
-    z, y = problem.solve(0.3, 600)
+    z, y = problem.solve(0.3, 600, splitting="douglas-rachford")
     g, bound = problem.gradient(y), problem.lam * problem.f
     held = z == problem.a
     assert 0 < held.sum() < len(held)
@@ -292,7 +292,7 @@ def test_iterations_on_one_batch(problem, splitting):
 
 
 def test_tolerance_stops_early(problem):
-    arguments = dict(lr=0.2 / problem.curvature, strength=problem.lam)
+    arguments = dict(lr=0.2 / problem.curvature, strength=problem.lam, splitting="douglas-rachford")
     path_model, path = protected(problem.a, problem.f, **arguments)
     size = []
     for _ in range(200):
@@ -307,7 +307,7 @@ def test_tolerance_stops_early(problem):
     assert opt.residual == pytest.approx(size[first_below - 1] / size[0])
     assert opt.residual < 1e-2
     # at rest there is nothing to iterate on
-    still, opt = protected(problem.a, problem.f, lr=0.1, iterations=50, tolerance=1e-2)
+    still, opt = protected(problem.a, problem.f, lr=0.1, splitting="douglas-rachford", iterations=50, tolerance=1e-2)
 
     def nothing():
         still.w.grad = torch.zeros_like(still.w)

@@ -30,10 +30,10 @@ def network(kind):
 
 
 OPTIMIZERS = {
-    "sgd": lambda p, q: DRCL(p, lr=0.02, stable=q),
+    "sgd": lambda p, q: DRCL(p, lr=0.02, stable=q, splitting="douglas-rachford"),
     "momentum": lambda p, q: DRCL(p, lr=0.02, momentum=0.9, stable=q, splitting="forward-backward"),
     "elastic": lambda p, q: DRCL(p, lr=0.05, stable=q, prox="elastic", splitting="forward-backward"),
-    "adamw": lambda p, q: DRCL.around(torch.optim.AdamW(p, lr=2e-3), stable=q),
+    "adamw": lambda p, q: DRCL.around(torch.optim.AdamW(p, lr=2e-3), stable=q, splitting="douglas-rachford"),
     "proposals": lambda p, q: DRCL(p, lr=0.05, stable=q, splitting="forward-backward", plasticity_steps=5),
 }
 
@@ -75,7 +75,7 @@ def test_the_strength_is_the_quantile_by_hand():
     """Four weights at zero, gradients 1 2 3 4, importance 1, reflected: |r| / gamma = 2 4 6 8. Half of them: 4."""
     model = nn.Linear(4, 1, bias=False)
     nn.init.zeros_(model.weight)
-    opt = DRCL(model.named_parameters(), lr=0.25, stable=0.5)
+    opt = DRCL(model.named_parameters(), lr=0.25, stable=0.5, splitting="douglas-rachford")
     opt.protect(model, Anchor({"weight": torch.zeros(1, 4)}, {"weight": torch.ones(1, 4)}))
     assert math.isnan(opt.strengths[0])
     model.weight.grad = torch.tensor([[1.0, -2.0, 3.0, -4.0]])
@@ -90,7 +90,7 @@ def test_weights_without_a_gradient_count_as_stable():
     """Half of the weights get no gradient: for 0.8 overall, 0.6 of the others have to stay."""
     torch.manual_seed(0)
     model = nn.ModuleDict({"used": nn.Linear(10, 10, bias=False), "idle": nn.Linear(10, 10, bias=False)})
-    opt = DRCL(model.named_parameters(), lr=0.1, stable=0.8)
+    opt = DRCL(model.named_parameters(), lr=0.1, stable=0.8, splitting="douglas-rachford")
     ones = {n: torch.ones(10, 10) for n, _ in model.named_parameters()}
     opt.protect(model, Anchor({n: p.detach().clone() for n, p in model.named_parameters()}, ones))
     anchor = opt.anchor
@@ -104,7 +104,7 @@ def test_weights_without_a_gradient_count_as_stable():
 def test_a_warm_up_from_zero_leaves_no_trace():
     """lr 0 tells nothing about the strength and must not spoil it."""
     model = mlp()
-    opt = DRCL(model.named_parameters(), lr=0.1, stable=0.8)
+    opt = DRCL(model.named_parameters(), lr=0.1, stable=0.8, splitting="douglas-rachford")
     opt.consolidate(model, task(0))
     anchor = opt.anchor
     for lr in (0.0, 0.0, 0.05, 0.1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from drcl import rotated
+from drcl import proposals, rotated
 from drcl.anchor import Anchor, AnchorError, own_names, provenance
 from drcl.eigenbasis import Eigenbasis, bias_of
 from drcl.importance import Importance
 from drcl.kernels import check_prox
 from drcl.kronecker import History, Kronecker
-from drcl.resume import importance_dtype, laid_out_like
+from drcl.resume import all_or_nothing, importance_dtype, laid_out_like
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -137,7 +138,7 @@ def consolidate(
     estimator: Importance,
     forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None,
 ) -> None:
-    """The body of DRCL.consolidate: everything that can fail comes before anything that changes."""
+    """The body of DRCL.consolidate: everything that can fail comes before anything that changes for good."""
     if not hasattr(estimator, "estimate"):
         raise TypeError(f"importance={estimator!r} must be an estimator such as drcl.Fisher() or drcl.MAS()")
     named = matching(optimizer, model)
@@ -145,6 +146,23 @@ def consolidate(
         raise ValueError(f"{type(estimator).__name__} needs data: pass consolidate(model, batches)")
     if isinstance(estimator, Kronecker):
         rotated.check_prox(optimizer.solver.prox)
+    unfinished = any("start" in state for _, state in optimizer.protected())
+    with all_or_nothing(optimizer) if unfinished else contextlib.nullcontext():
+        if unfinished:
+            optimizer.train()
+            proposals.finish(optimizer)
+        measure(optimizer, model, batches, estimator, forward, named)
+
+
+def measure(
+    optimizer: DRCL,
+    model: nn.Module,
+    batches: Iterable[Any] | None,
+    estimator: Importance,
+    forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None,
+    named: dict[str, nn.Parameter],
+) -> None:
+    """The importance at z, and with it the start of the next task."""
     bases: dict[str, Eigenbasis] = {}
     made = estimator.describe()  # before it measures: one that watches training starts afresh after that
     with optimizer.deployed():

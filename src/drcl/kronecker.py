@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from drcl.eigenbasis import Eigenbasis, as_matrix, as_weight, bias_of, eigenvectors
 from drcl.factors import KINDS, Eigenvalues, Factors, Reader
-from drcl.importance import Fisher, _bare, _check_parameters, _checked, default_forward
+from drcl.importance import Fisher, Labels, _bare, _check_parameters, _checked, default_forward
 from drcl.onepass import OnePass, Unsupported, shapes_of_outputs
 from drcl.persample import Cotangents, Forward, per_sample_moments
 from drcl.sampling import batch_length, draw, take, tensors
@@ -54,6 +54,8 @@ class History:
 class Kronecker(Fisher):
     """Kronecker-factored Fisher information and its eigenbasis; `samples`, `labels`, `loss` as in ``drcl.Fisher``.
 
+    Labels are "signs" unless said otherwise: directions want an estimate that does not vanish where the model is sure.
+
     For each Linear, Conv1d and Conv2d (grouped, strided, padded, dilated) the second moments A of its inputs (patches
     of a convolution) and G of its output derivatives are summed over tasks as ``DRCL(memory=...)`` says. Weights are
     then held along the products of their eigenvectors, the bias as a last column. Norms, embeddings, attention's
@@ -81,6 +83,7 @@ class Kronecker(Fisher):
     for the factors, n k + m j for the directions, j k for their importance.
     """
 
+    labels: Labels = "signs"
     eigenvalues: Literal["exact", "product"] = "exact"
     rotate: Sides = "both"
     convolutions: Literal["patches", "channels"] = "patches"

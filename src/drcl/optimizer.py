@@ -8,7 +8,6 @@ is in `drcl.proposals`, what becomes of it in `drcl.negotiation`, the end of a t
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from drcl import consolidation, options, proposals, resume, rotated
 from drcl.anchor import Anchor, plain_name
 from drcl.importance import Fisher, Importance
+from drcl.kronecker import Kronecker
 from drcl.options import Solver
 from drcl.prox import Prox, resolve
 
@@ -30,7 +30,7 @@ class DRCL(torch.optim.Optimizer):
 
     >>> model = torch.nn.Linear(4, 3)
     >>> task = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(5)]
-    >>> opt = DRCL(model.named_parameters(), lr=0.05, momentum=0.9, strength=10.0)
+    >>> opt = DRCL(model.named_parameters(), lr=0.05, momentum=0.9)
     >>> for x, y in task:
     ...     opt.zero_grad()
     ...     torch.nn.functional.cross_entropy(model(x), y).backward()
@@ -56,7 +56,8 @@ class DRCL(torch.optim.Optimizer):
                                                                         lr * curvature < 1, ten times less with
                                                                         momentum 0.9.
             "forward-backward"   1                     a, F             No reflection. Converges to the minimiser of
-                                                                        loss + penalty for lr * curvature < 2.
+                                                                        loss + penalty for lr * curvature < 2. The
+                                                                        default.
             "implicit"           ``inner_steps``       a, F, z          The prox of the loss is solved by inner
                                                                         gradient steps: true Douglas-Rachford, no
                                                                         bias, any lr the inner steps can follow
@@ -66,8 +67,8 @@ class DRCL(torch.optim.Optimizer):
         iterations: iterations on one mini-batch, once there is something to protect; more than one needs
             ``step(closure)``.
         tolerance: stop these early once the residual |y' - y| falls below this fraction of the first one.
-        plasticity_steps: this many optimizer steps form one proposal, then one negotiation. ``consolidate`` drops a
-            proposal that is not finished.
+        plasticity_steps: this many optimizer steps form one proposal, then one negotiation. In between ``eval`` and
+            ``deployed`` show the outcome of the last one; ``consolidate`` negotiates what there is of a proposal.
         inner_steps: gradient evaluations of the implicit proposal.
         memory: importance over tasks: "sum", "latest", or a decay in [0, 1].
         normalise: the unit of importance. "global": the sum over tasks is divided by its mean over all protected
@@ -79,9 +80,13 @@ class DRCL(torch.optim.Optimizer):
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
         preset: "paper" takes the paper's literal settings: lr 5e-3 without momentum, strength 10 on L1, five iterations
             of Douglas-Rachford on each batch (``step(closure)``), importance of the latest task only, in units of its
-            mean. Of these only lr may be given beside it; a value equal to its default here counts as left out.
+            mean. Of these only lr may be given beside it. "directions" protects directions instead of single weights:
+            ``consolidate`` takes ``drcl.Kronecker()`` where no importance is given, with forward-backward steps,
+            L2 of strength 0.3 and ten optimizer steps a proposal; whatever is given beside it wins, and with
+            ``stable`` the prox is L1. The best choice where a layer's n^2 + m^2 more floats are affordable.
     """
 
+    @options.takes_presets
     def __init__(
         self,
         params: Any,
@@ -89,10 +94,10 @@ class DRCL(torch.optim.Optimizer):
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
-        strength: float = 10.0,
+        strength: float = 0.1,
         stable: float | None = None,
         prox: str | Prox = "l1",
-        splitting: str = "douglas-rachford",
+        splitting: str = "forward-backward",
         iterations: int = 1,
         plasticity_steps: int = 1,
         tolerance: float | None = None,
@@ -109,20 +114,21 @@ class DRCL(torch.optim.Optimizer):
         _inner: torch.optim.Optimizer | None = None,
     ) -> None:
         own: dict[str, Any] = dict(lr=lr, momentum=momentum, strength=strength, stable=stable, damping=damping)
-        how: dict[str, Any] = dict(prox=prox, splitting=splitting, memory=memory, normalise=normalise)
-        how |= dict(iterations=iterations, plasticity_steps=plasticity_steps)
-        if preset is not None:
-            usual = {k: v.default for k, v in inspect.signature(DRCL.__init__).parameters.items()}
-            own, how = (options.preset(preset, given, usual) for given in (own, how))
         #: How the two operators negotiate; everything here is the same for all groups.
         self.solver = Solver(
-            **{**how, "prox": resolve(how["prox"])},
+            prox=resolve(prox),
+            splitting=splitting,
+            iterations=iterations,
+            plasticity_steps=plasticity_steps,
+            memory=memory,
+            normalise=normalise,
             inner_steps=inner_steps,
             tolerance=tolerance,
             backend=backend,
             check_finite=check_finite,
+            importance=Kronecker if preset == "directions" else Fisher,
         )
-        if self.solver.splitting == "implicit" and (own["momentum"] or _inner is not None):
+        if splitting == "implicit" and (momentum or _inner is not None):
             raise ValueError(
                 "splitting='implicit' solves for the proposal itself: it takes no momentum and no wrapped optimizer; "
                 "use splitting='forward-backward' with those"
@@ -148,19 +154,22 @@ class DRCL(torch.optim.Optimizer):
             self._link()
 
     @classmethod
-    def around(cls, optimizer: torch.optim.Optimizer, strength: float = 10.0, **arguments: Any) -> DRCL:
+    def around(cls, optimizer: torch.optim.Optimizer, strength: float | None = None, **arguments: Any) -> DRCL:
         """Let any torch optimizer make the proposal: ``DRCL.around(torch.optim.AdamW(...), strength=...)``.
 
-        The groups are shared, so a scheduler may be given either of the two; only call ``step`` on this one.
+        Options and defaults are those of DRCL, without what is the wrapped optimizer's. The groups are shared, so a
+        scheduler may be given either of the two; only call ``step`` on this one.
         """
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DRCL):
             raise TypeError(f"around() takes a torch optimizer, not {type(optimizer).__name__}")
         taken = {"lr", "momentum", "nesterov", "weight_decay", "dampening", "maximize"} & set(arguments)
         if taken:
             raise TypeError(f"{', '.join(sorted(taken))}: set these on the wrapped {type(optimizer).__name__}")
-        if arguments.get("preset") is not None:
-            raise TypeError(f"preset={arguments['preset']!r} is of plain SGD: give it to DRCL(params), not to around()")
-        return cls([], strength=strength, _inner=optimizer, **arguments)
+        if arguments.get("preset") == "paper":
+            raise TypeError("preset='paper' is of plain SGD: give it to DRCL(params), not to around()")
+        if strength is not None:
+            arguments["strength"] = strength
+        return cls([], _inner=optimizer, **arguments)
 
     # -- what the model holds ------------------------------------------------------------------------------------
 
@@ -185,7 +194,7 @@ class DRCL(torch.optim.Optimizer):
         self._hold("train")
 
     def eval(self) -> None:
-        """Put z into the model: the weights to evaluate, save and ship."""
+        """Put z into the model: the weights of the last negotiation, to evaluate, save and ship."""
         self._hold("eval")
 
     @contextlib.contextmanager
@@ -279,17 +288,21 @@ class DRCL(torch.optim.Optimizer):
     ) -> None:
         """End a task: z becomes the model's weights and the new anchor, and its importance is estimated.
 
+        A proposal of ``plasticity_steps`` that is not finished is negotiated first, with the learning rates so far.
+
         Args:
             model: the model whose parameters this optimizer trains.
             batches: the task's data, an iterable of ``(inputs, targets)`` batches such as a DataLoader.
-            importance: how to estimate; ``drcl.Fisher(samples=1000)`` by default. ``drcl.Kronecker()`` protects the
-                directions that mattered instead of single weights; with it prox is "l1", "l2" or "elastic".
+            importance: how to estimate; ``drcl.Fisher(samples=1000)`` by default. ``drcl.Kronecker()``, the default
+                of preset="directions", protects the directions that mattered instead of single weights; with it prox
+                is "l1", "l2" or "elastic".
             forward: ``forward(model, batch) -> (outputs, targets)`` for dict batches and models with several heads.
 
         The model's train/eval mode, gradients, buffers and the global random state are left as they were. If anything
         is refused, nothing has changed. Momentum starts afresh, as the new task should.
         """
-        consolidation.consolidate(self, model, batches, Fisher() if importance is None else importance, forward)
+        estimator = self.solver.importance() if importance is None else importance
+        consolidation.consolidate(self, model, batches, estimator, forward)
 
     @property
     def anchor(self) -> Anchor | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from drcl.estimator import Importance
 from drcl.kernels import BACKENDS
 from drcl.prox import L1, ElasticNet, Prox
 
@@ -25,6 +28,18 @@ PRESETS: dict[str, dict[str, Any]] = {
         iterations=5,
         plasticity_steps=1,
         memory="latest",
+        normalise="global",
+        damping=0.0,
+    ),
+    # With these ``consolidate`` measures directions (drcl.Kronecker) where no importance is given.
+    "directions": dict(
+        strength=0.3,
+        stable=None,
+        prox="l2",
+        splitting="forward-backward",
+        iterations=1,
+        plasticity_steps=10,
+        memory="sum",
         normalise="global",
         damping=0.0,
     ),
@@ -64,19 +79,41 @@ def memory(value: Any) -> None:
         raise ValueError(f"memory={value!r} must be 'sum', 'latest' or a decay between 0 and 1")
 
 
-def preset(name: str, given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with the preset's values in place of the `usual` ones; any other value is refused, except of lr."""
+def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the preset adds to the arguments that were given.
+
+    These win, except beside "paper": there any other value than the paper's is refused, but for lr.
+    """
     one_of("preset", name, PRESETS)
-    chosen = {}
-    for key, value in given.items():
-        fixed = PRESETS[name][key]
-        left_out = value == usual[key]
-        if not left_out and value != fixed and key != "lr":
+    chosen = dict(PRESETS[name])
+    for key, fixed in chosen.items() if name == "paper" else ():
+        if key != "lr" and key in given and given[key] != fixed:
             raise ValueError(
-                f"{key}={value!r} beside preset={name!r}, which stands for {key}={fixed!r}: leave one of the two out"
+                f"{key}={given[key]!r} beside preset={name!r}, which stands for {key}={fixed!r}: leave one of the two "
+                "out"
             )
-        chosen[key] = fixed if left_out else value
-    return chosen
+    if given.get("stable") is not None:
+        chosen["prox"] = "l1"  # L2 leaves nothing exactly in place
+    return {key: value for key, value in chosen.items() if key not in given}
+
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def takes_presets(init: Init) -> Init:
+    """For a constructor with `preset=`: its settings take the place of arguments that were left out.
+
+    Only the call itself tells these from arguments given at their default.
+    """
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def filled(self: Any, *args: Any, preset: str | None = None, **kwargs: Any) -> None:
+        if preset is not None:
+            kwargs |= settings(preset, signature.bind_partial(self, *args, **kwargs).arguments)
+        init(self, *args, preset=preset, **kwargs)
+
+    return cast(Init, filled)
 
 
 @dataclass(frozen=True)
@@ -93,6 +130,7 @@ class Solver:
     normalise: str
     backend: str
     check_finite: bool
+    importance: Callable[[], Importance]  # what ``consolidate`` takes where none is given
 
     def __post_init__(self) -> None:
         one_of("splitting", self.splitting, SPLITTINGS)

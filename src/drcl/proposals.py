@@ -50,7 +50,7 @@ def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
     progress["steps_in_proposal"] += 1
     progress["gammas"] = [gamma + float(g["lr"]) for gamma, g in zip(progress["gammas"], optimizer.param_groups)]
     if progress["steps_in_proposal"] >= optimizer.solver.plasticity_steps:
-        _end(optimizer)
+        finish(optimizer)
     return loss
 
 
@@ -72,7 +72,7 @@ def implicit(optimizer: DRCL, closure: Closure) -> Any:
             else:
                 p.sub_(pull + (p - optimizer.state[p]["start"]) / gamma, alpha=gamma / 2)
     optimizer._progress["gammas"] = [float(g["lr"]) for g in optimizer.param_groups]
-    _end(optimizer)
+    finish(optimizer)
     return loss
 
 
@@ -92,8 +92,8 @@ def _begin(optimizer: DRCL, every: bool) -> None:
             state.pop("start", None)
 
 
-def _end(optimizer: DRCL) -> None:
-    """Negotiate the finished proposal: the model goes back to y, and y - x takes the place of gamma * gradient."""
+def finish(optimizer: DRCL) -> None:
+    """Negotiate the proposal as it stands: the model goes back to y, and y - x takes the place of gamma * gradient."""
     for group, gamma in zip(optimizer.param_groups, optimizer._progress["gammas"]):
         weights = []
         for p in group["params"]:

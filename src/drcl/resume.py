@@ -104,7 +104,7 @@ def _entries(optimizer: DRCL, state_dict: dict[str, Any]) -> Iterator[tuple[Tens
 
 @contextlib.contextmanager
 def all_or_nothing(optimizer: DRCL) -> Iterator[None]:
-    """For steps that evaluate the loss several times: if one evaluation fails, all is as it was before the first."""
+    """For what may fail after weights have changed, such as steps of several evaluations: then all is as before."""
     weights = [(p, p.detach().clone()) for g in optimizer.param_groups for p in g["params"]]
     owners = [optimizer] if optimizer.inner is None else [optimizer, optimizer.inner]
     states = [{p: {k: _own(v) for k, v in s.items()} for p, s in owner.state.items()} for owner in owners]

@@ -33,8 +33,7 @@ from drcl.lab.networks import Network
 from drcl.lab.parallel import Reduced, world
 from drcl.lab.streams import Task
 from drcl.lab.training import option
-from drcl.options import PRESETS, SPLITTINGS
-from drcl.options import preset as settings_of
+from drcl.options import PRESETS, SPLITTINGS, one_of, settings
 from drcl.sampling import tensors
 
 
@@ -84,10 +83,13 @@ class DouglasRachford(Method):
 
     def check(self) -> None:
         if self.preset is not None:
+            one_of("preset", self.preset, ("paper",))
             usual = {f.name: f.default for f in fields(self)}
-            given = {k: getattr(self, k) for k in PRESETS.get(self.preset, ()) if k != "lr"}
-            for key, value in settings_of(self.preset, given, usual).items():
-                setattr(self, key, value)  # so that a run's record says what was run
+            own = {k: getattr(self, k) for k in PRESETS[self.preset] if k != "lr"}
+            given = {k: v for k, v in own.items() if v != usual[k]}
+            for key, value in settings(self.preset, given).items():
+                if key != "lr":
+                    setattr(self, key, value)  # so that a run's record says what was run
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"drcl: samples={self.samples}: give a whole number of at least 1, or none")
         if self.momentum is not None and not 0 <= self.momentum < 1:
