@@ -198,6 +198,7 @@ def test_control_c_stops_a_run_that_can_go_on(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     curve = tmp_path / "x" / "curve.csv"
     end = time.monotonic() + 120
