@@ -339,3 +339,15 @@ def test_bad_arguments_are_named():
         networks.ResNet18((3, 32, 32), norm=None)
     with pytest.raises(ValueError, match="outputs="):
         Heads(4, [], "task")
+
+
+@pytest.mark.parametrize("policy", ["shared", "batch", "frozen", "per-task"])
+def test_a_batch_of_one_image_is_refused_in_our_words(policy):
+    layer = make_norm(policy, 4).train()
+    with pytest.raises(ValueError, match=r"one image .*norm=group"):
+        layer(torch.randn(1, 4))
+    layer(torch.randn(1, 4, 3, 3))  # a map has more than one value a channel
+    make_norm("group", 64).train()(torch.randn(1, 64))
+    if policy == "frozen":
+        layer.freeze()
+        layer(torch.randn(1, 4))

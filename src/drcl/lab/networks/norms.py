@@ -44,6 +44,11 @@ class BatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"input has shape {tuple(input.shape)}: give [B, C] or [B, C, ...]")
+        if self.training and input.numel() == input.shape[1] and not getattr(self, "frozen", False):
+            raise ValueError(
+                "a batch of one image has no mean and deviation to normalise by: choose a batch size that does not "
+                "leave one image over, or norm=group"
+            )
 
 
 class FrozenBatchNorm(BatchNorm):
