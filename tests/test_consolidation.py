@@ -82,6 +82,45 @@ def test_tensors_of_mean_one_by_hand(memory, expected, wrapped):
     assert opt.anchor.provenance["normalise"] == "tensor"
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        # raw: weight (1, 3) and bias (5), then weight (60, 20) and bias (10): (1/3, 1, 5/3) and (2, 2/3, 1/3)
+        ("sum", (7 / 3, 5 / 3, 2.0)),
+        ("latest", (2.0, 2 / 3, 1 / 3)),
+        (0.5, (13 / 6, 7 / 6, 7 / 6)),
+    ],
+)
+def test_tasks_of_mean_one_by_hand(memory, expected, wrapped):
+    """Every task counts alike whatever its units, and the second does not weaken the hold on the first."""
+    model = two_weights()
+    if wrapped:
+        opt = DRCL.around(torch.optim.Adam(model.parameters()), memory=memory, normalise="task")
+    else:
+        opt = DRCL(model.named_parameters(), lr=0.1, memory=memory, normalise="task")
+    opt.consolidate(model, importance=Told(weight=[[1, 3]], bias=[5]))
+    opt.consolidate(model, importance=Told(weight=[[60, 20]], bias=[10]))
+    held = opt.anchor.importance
+    assert [*held["weight"][0].tolist(), held["bias"].item()] == pytest.approx(list(expected))
+    assert opt.importance_mean == 1.0
+    again = DRCL(model.named_parameters(), lr=0.1, memory=memory, normalise="task")
+    again.protect(model, opt.anchor)
+    for each in (opt, again):
+        each.consolidate(model, importance=Told(weight=[[1, 1]], bias=[1]))
+    assert opt.anchor.importance["weight"].equal(again.anchor.importance["weight"])
+
+
+def test_a_task_of_no_importance_adds_nothing():
+    model = two_weights()
+    opt = DRCL(model.named_parameters(), lr=0.1, normalise="task")
+    with pytest.warns(UserWarning, match="zero for every weight"):
+        opt.consolidate(model, importance=Told(weight=[[0, 0]], bias=[0]))
+    opt.consolidate(model, importance=Told(weight=[[1, 3]], bias=[5]))
+    opt.consolidate(model, importance=Told(weight=[[0, 0]], bias=[0]))
+    assert opt.anchor.importance["weight"][0].tolist() == pytest.approx([1 / 3, 1])
+
+
 def test_an_anchor_in_another_unit_is_refused():
     model, opt = after_one_task()
     other = DRCL(model.named_parameters(), lr=0.1, normalise="tensor")
@@ -101,7 +140,7 @@ def test_a_tensor_of_no_importance_stays_at_zero():
 
 
 @pytest.mark.parametrize("bad", [[[-3, 1]], [[-1, 3]], [[float("nan"), 1]], [[float("inf"), 1]]], ids=str)
-@pytest.mark.parametrize("normalise", ["global", "tensor"])
+@pytest.mark.parametrize("normalise", ["global", "task", "tensor"])
 def test_bad_importance_is_refused_in_any_unit(normalise, bad):
     model = two_weights()
     opt = DRCL(model.named_parameters(), lr=0.1, normalise=normalise)

@@ -68,6 +68,7 @@ KINDS = {
     "directions": lambda p: DRCL(p, lr=0.1, momentum=0.9, preset="directions"),
     "stable": lambda p: DRCL(p, lr=0.1, stable=0.7, splitting="douglas-rachford"),
     "tensor": lambda p: DRCL(p, lr=0.1, strength=0.05, splitting="douglas-rachford", normalise="tensor"),
+    "task": lambda p: DRCL(p, lr=0.1, strength=0.05, splitting="douglas-rachford", normalise="task"),
     "around, tensor": lambda p: DRCL.around(
         torch.optim.Adam(p, lr=0.01), strength=0.05, splitting="douglas-rachford", normalise="tensor"
     ),

@@ -344,11 +344,48 @@ def test_layers_of_mean_one_over_two_tasks(variant, keep):
         assert mean == pytest.approx(1 + keep, rel=1e-3)
 
 
-def test_a_layer_of_no_importance_stays_at_zero():
+@pytest.mark.parametrize("keep", [1.0, 0.0, 0.3])
+@pytest.mark.parametrize("variant", ["both", "rest", "channels", "product"])
+def test_tasks_of_mean_one_over_two_tasks(variant, keep):
+    """Each task alone, divided by its mean over all directions and weights by hand, adds up to what is held."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(1, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    options = dict(labels="empirical", **({"convolutions": "channels"} if variant == "channels" else {}))
+    options |= {"rest": {"rank": 2}, "product": {"eigenvalues": "product"}}.get(variant, {})
+    data = [[(torch.randn(10, 1, 6, 6), torch.randint(3, (10,)))] for _ in range(2)]
+    named = dict(model.named_parameters())
+    size = sum(p.numel() for p in named.values())
+    opt = DRCL(named.items(), lr=0.05, memory=keep, normalise="task")
+    totals, raw = {}, []
+    for part in data:
+        alone = Kronecker(**options).measure(model, part, named)
+        opt.consolidate(model, part, importance=Kronecker(**options))
+        mean = sum(float(t.double().sum()) for t in alone.importance.values()) / size
+        raw.append(mean)
+        with torch.no_grad():
+            model[4].weight.mul_(5)  # the second task's gradients are larger
+        for name, t in alone.importance.items():
+            basis = alone.bases.get(name)
+            fresh = (t if basis is None else basis.total) / mean
+            totals[name] = keep * totals.get(name, 0.0) + fresh
+    assert raw[1] > 3 * raw[0]
+    held = opt.anchor
+    assert opt.importance_mean == 1.0
+    if variant != "product":  # of sums, not a sum of products
+        everything = sum(float(t.double().sum()) for t in held.importance.values())
+        assert everything / size == pytest.approx(1 + keep, rel=1e-3)
+        for name, basis in held.bases.items():
+            assert basis.total == pytest.approx(totals[name], rel=1e-3)
+    for name in ("1.weight", "1.bias"):
+        torch.testing.assert_close(held.importance[name], totals[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalise", ["tensor", "task"])
+def test_a_layer_of_no_importance_stays_at_zero(normalise):
     model = mlp()
     with torch.no_grad():
         model[2].weight.zero_()  # nothing comes back to the first layer
-    opt = DRCL(model.named_parameters(), lr=0.05, normalise="tensor")
+    opt = DRCL(model.named_parameters(), lr=0.05, normalise=normalise)
     for eigenvalues in ("exact", "product"):
         opt.consolidate(model, task(0), importance=Kronecker(eigenvalues=eigenvalues))
         first, second = opt.anchor.bases["0.weight"], opt.anchor.bases["2.weight"]

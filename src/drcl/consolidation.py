@@ -55,6 +55,17 @@ def kept(optimizer: DRCL) -> float:
     return float(optimizer.solver.memory) if keep is None else keep
 
 
+def mean_of(importance: Mapping[str, Tensor]) -> float:
+    """The mean over all weights together."""
+    return sum(float(t.double().sum()) for t in importance.values()) / sum(t.numel() for t in importance.values())
+
+
+def mean_one(new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A task's importance in units of its mean; left as it is where that is no unit, for `combined` to look at."""
+    mean = mean_of(new)
+    return {name: t / mean for name, t in new.items()} if 0 < mean < float("inf") else dict(new)
+
+
 def tensor_means_one(new: Mapping[str, Tensor], added: Collection[str]) -> dict[str, Tensor]:
     """Each task's importance in units of its mean within the tensor; tensors of no importance stay at zero."""
     means = {name: 1.0 if name in added else float(t.double().mean()) for name, t in new.items()}
@@ -65,8 +76,9 @@ def tensor_means_one(new: Mapping[str, Tensor], added: Collection[str]) -> dict[
 def combined(
     optimizer: DRCL, named: dict[str, nn.Parameter], new: dict[str, Tensor], added: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], float]:
-    """Earlier importance and the new one, divided by their mean over all protected weights; and that mean.
+    """Earlier importance and the new one in the optimizer's unit, and what that is in the estimator's.
 
+    The unit is their mean over all protected weights; with ``normalise="task"`` each task came in its own already.
     What earlier tasks left is already in the importance of the parameters in `added`.
     """
     scale = kept(optimizer) * optimizer.importance_mean
@@ -80,14 +92,16 @@ def combined(
             raise ValueError(f"the importance of {name!r} must be finite and >= 0; look at the estimator and the data")
         old = optimizer.state.get(p, {}).get("importance")
         total[name] = fresh if old is None or not scale or name in added else fresh + old * scale
-    mean = sum(float(t.double().sum()) for t in total.values()) / sum(t.numel() for t in total.values())
+    mean, own_units = mean_of(total), optimizer.solver.normalise == "task"
     if mean <= 0:
         warnings.warn(
             "drcl: the importance is zero for every weight, so nothing will be protected; use "
             "drcl.Fisher(labels='exact') or labels='empirical', more samples, or DRCL(damping=...)",
             stacklevel=3,
         )
-        return total, mean
+        return total, 1.0 if own_units else mean
+    if own_units:
+        return total, 1.0
     return {name: t / mean for name, t in total.items()}, mean
 
 
@@ -100,7 +114,7 @@ def history(optimizer: DRCL, named: dict[str, nn.Parameter]) -> History:
         importance={name: s["importance"] for name, s in state.items() if "importance" in s},
         mean=optimizer.importance_mean,
         keep=kept(optimizer),
-        even=optimizer.solver.normalise == "tensor",
+        normalise=optimizer.solver.normalise,
         groups={name: where[p] for name, p in named.items()},
     )
 
@@ -174,6 +188,8 @@ def measure(
         added = {*bases, *(bias_of(n) for n, b in bases.items() if b.bias)}
         if optimizer.solver.normalise == "tensor":
             new = tensor_means_one(new, added)
+        elif optimizer.solver.normalise == "task" and not isinstance(estimator, Kronecker):
+            new = mean_one(new)
         total, mean = combined(optimizer, named, new, added)
     check_prox(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})
     optimizer.eval()

@@ -46,7 +46,7 @@ class History:
     importance: Mapping[str, Tensor] = field(default_factory=dict)
     mean: float = 0.0
     keep: float = 0.0  # how much of it stays
-    even: bool = False  # a new task has mean one in each layer (``normalise="tensor"``)
+    normalise: str = "global"  # a new task has mean one in each layer ("tensor"), over all of them ("task"), or not
     groups: Mapping[str, int] = field(default_factory=dict)  # a bias of another group is not part of its layer
 
 
@@ -145,10 +145,9 @@ class Kronecker(Fisher):
             for p in model.parameters():
                 p.requires_grad_(False)
             work = _Work(self, model, data, parameters, hook, history.groups)
-            found = {name: work.basis(name, history) for name in work.layers}
-            if self.eigenvalues == "exact":
-                found = work.with_exact_eigenvalues(found, history)
             importance = work.diagonal()
+            found, unit = work.bases(history, importance)
+            importance = {name: t * unit for name, t in importance.items()}
         for name, basis in found.items():
             weight, bias = basis.diagonal()
             importance[name] = as_weight(weight, parameters[name])
@@ -294,13 +293,38 @@ class _Work:
             return {}
         return replace(_fisher(self.options), samples=self.samples).estimate(self.model, self.data, rest, self.forward)
 
-    def basis(self, name: str, history: History) -> Eigenbasis:
+    def bases(self, history: History, rest: Mapping[str, Tensor]) -> tuple[dict[str, Eigenbasis], float]:
+        """All layers' bases, and the unit of everything that has none, whose importance is `rest`."""
+        diagonal = sum(float(t.double().sum()) for t in rest.values())
+        traces = {}
+        for name, f in self.factors.items():
+            f.a.div_(max(f.samples, 1))
+            f.g.div_(max(f.samples, 1))
+            traces[name] = self._product_trace(name, f.a, f.g)
+        units, unit = self._units(traces, diagonal, history)
+        found = {name: self._basis(name, history, units[name]) for name in self.layers}
+        if self.options.eigenvalues == "exact":
+            found, unit = self._with_exact_eigenvalues(found, history, diagonal)
+        return found, unit
+
+    def _units(self, traces: Mapping[str, float], diagonal: float, history: History) -> tuple[dict[str, float], float]:
+        """What this task's importance is multiplied by in each layer, and outside of them."""
+        if history.normalise == "tensor":
+            return {name: self._size(name) / t if t > 0 else 1.0 for name, t in traces.items()}, 1.0
+        unit, total = 1.0, sum(traces.values()) + diagonal
+        if history.normalise == "task" and 0 < total < float("inf"):
+            unit = sum(p.numel() for p in self.parameters.values()) / total
+        return dict.fromkeys(traces, unit), unit
+
+    def _size(self, name: str) -> int:
+        """How many directions the layer has."""
+        f = self.factors[name]
+        return f.groups * f.positions * f.outputs * f.inputs
+
+    def _basis(self, name: str, history: History, unit: float) -> Eigenbasis:
         """This task's factors and the earlier ones', their eigenvectors, and the product of their eigenvalues."""
         f = self.factors[name]
-        samples = max(f.samples, 1)
-        a, g, count = f.a / samples, f.g / samples, 1.0
-        if history.even:
-            g *= self._unit(name, self._product_trace(name, a, g))
+        a, g, count = f.a, f.g * unit, 1.0
         old = self._fitting(name, history)
         if old is not None:
             a.add_(old.input_factor, alpha=history.keep)
@@ -322,11 +346,6 @@ class _Work:
         """The importance of all directions together, as the factors have it."""
         return float((_trace(a) * _trace(g)).double().sum()) * self.factors[name].positions
 
-    def _unit(self, name: str, trace: float) -> float:
-        """What makes the mean over the layer's directions one."""
-        f = self.factors[name]
-        return f.groups * f.positions * f.outputs * f.inputs / trace if trace > 0 else 1.0
-
     def _with_rest(self, basis: Eigenbasis, trace: float) -> Eigenbasis:
         """What the trace has beyond the kept directions, spread evenly over the others."""
         if basis.complete or self.options.rest == "free":
@@ -334,15 +353,16 @@ class _Work:
         missing = trace - float(basis.eigenvalues.double().sum())
         return replace(basis, rest=max(missing, 0.0) / basis.left_out)
 
-    def with_exact_eigenvalues(self, bases: dict[str, Eigenbasis], history: History) -> dict[str, Eigenbasis]:
+    def _with_exact_eigenvalues(
+        self, bases: dict[str, Eigenbasis], history: History, diagonal: float
+    ) -> tuple[dict[str, Eigenbasis], float]:
         readers = {name: Eigenvalues(self.layers[name], basis) for name, basis in bases.items()}
         self._read(readers)
         found = {}
+        traces = {name: self._exact_trace(basis, readers[name]) for name, basis in bases.items()}
+        units, unit = self._units(traces, diagonal, history)
         for name, basis in bases.items():
-            values, trace = readers[name].total / self.samples, readers[name].trace / self.samples
-            if history.even:
-                unit = self._unit(name, float(values.double().sum()) if basis.complete else trace)
-                values, trace = values * unit, trace * unit
+            values, trace = readers[name].total / self.samples * units[name], traces[name] * units[name]
             old = self._fitting(name, history)
             if old is not None:
                 values.add_(old.seen_in(basis), alpha=history.keep * history.mean)
@@ -352,7 +372,11 @@ class _Work:
                 values.add_(basis.see(weight, bias), alpha=history.keep)
                 trace += history.keep * float(weight.sum() + (0 if bias is None else bias.sum()))
             found[name] = self._with_rest(replace(basis, eigenvalues=values.clamp_(min=0)), trace)
-        return found
+        return found, unit
+
+    def _exact_trace(self, basis: Eigenbasis, reader: Eigenvalues) -> float:
+        """The importance of all directions together, as per-sample gradients have it."""
+        return (float(reader.total.double().sum()) if basis.complete else reader.trace) / self.samples
 
     def _fitting(self, name: str, history: History) -> Eigenbasis | None:
         """The layer's earlier basis, if it was made with the same options."""

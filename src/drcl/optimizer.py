@@ -72,9 +72,11 @@ class DRCL(torch.optim.Optimizer):
         inner_steps: gradient evaluations of the implicit proposal.
         memory: importance over tasks: "sum", "latest", or a decay in [0, 1].
         normalise: the unit of importance. "global": the sum over tasks is divided by its mean over all protected
-            weights, so layers and tasks of larger gradients count for more. "tensor": before it is added up, each
+            weights, so tasks and layers of larger gradients count for more, and each task for less the more there
+            are. "task": each task's importance is divided by its own mean and then added, so that every task is held
+            by the same strength, however many there are. "tensor": as "global", and before it is added up each
             task's importance is also divided by its own mean within each parameter tensor (with ``drcl.Kronecker``
-            within each layer), so every layer and every task counts alike.
+            within each layer), so that every layer counts alike.
         damping: added to the mean-one importance, so that weights of no importance are held a little too.
         backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.kernels``).
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).

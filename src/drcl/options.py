@@ -15,7 +15,7 @@ from drcl.kernels import BACKENDS
 from drcl.prox import L1, ElasticNet, Prox
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
-NORMALISATIONS = ("global", "tensor")
+NORMALISATIONS = ("global", "task", "tensor")
 # Settings under one name, written out in full: later defaults do not change what a name stands for.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(

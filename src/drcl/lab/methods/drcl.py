@@ -59,8 +59,8 @@ class DouglasRachford(Method):
     plasticity_steps: int = option(1, "optimizer steps that form one proposal")
     inner_steps: int = option(20, "gradient evaluations of the implicit proposal")
     memory: Literal["sum", "latest"] | float = option("sum", "importance over tasks: sum, latest, or a decay")
-    normalise: Literal["global", "tensor"] = option(
-        "global", "importance of mean one over the whole network, or for each task in each tensor"
+    normalise: Literal["global", "task", "tensor"] = option(
+        "global", "mean one over all tasks and the whole network, for each task, or for each task in each tensor"
     )
     damping: float = option(0.0, "added to the importance of every weight")
     momentum: float | None = option(None, "momentum of the plasticity step; none takes the benchmark's")
