@@ -1,6 +1,6 @@
 """What protecting directions costs: whole training iterations as ratios to SGD's, and consolidation.
 
-    PYTHONPATH=src python benchmarks/kronecker.py [--rounds R] [--nets mlp alexnet] [--skip-consolidation]
+    python benchmarks/kronecker.py [--rounds R] [--nets mlp alexnet] [--skip-consolidation]
 
 Part 1: iterations (forward, backward, step) taken in turn in one process. A variant that negotiates every n steps runs
 n iterations a turn, so that its rotation is counted once in n. Targets: HAT AlexNet, batch 64, at most 1.25 times SGD;
@@ -36,8 +36,8 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "every direction, every 10 steps": (10, {}),
     "rank 512, every 10 steps": (10, {"rank": 512}),
     "rank 512, every 25 steps": (25, {"rank": 512}),
-    "inputs only, every 25 steps": (25, {"rotate": "inputs"}),
     "every direction, every 25 steps": (25, {}),
+    "every direction, every 32 steps": (32, {}),
     "every direction, every 50 steps": (50, {}),
 }
 

@@ -1,10 +1,12 @@
 """What a DRCL step costs, as ratios to plain SGD's, everything interleaved in one run.
 
-    python benchmarks/step.py [--rounds R] [--skip-iterations]
+    python benchmarks/step.py [--rounds R] [--skip-iterations] [--skip-directions]
 
 Part 1: the step alone on ResNet-18's parameters, against torch.optim.SGD(foreach=True) without momentum and against
 the time to stream the same bytes (read four arrays, write two). Part 2: whole training iterations (forward, backward,
-step). Part 3: state. Targets: step at most 2.2 times SGD's and 1.5 times the stream; iteration at most 1.05 times.
+step). Part 3: state. Part 4: whole iterations when directions are protected (`benchmarks/kronecker.py` alone has
+consolidation too). Targets: step at most 2.2 times SGD's and 1.5 times the stream; iteration at most 1.05 times, with
+directions at most 1.25 (AlexNet) and 1.40 (MLP 1000-1000).
 Run it on an idle machine; the medians of interleaved rounds are compared.
 """
 
@@ -21,6 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import drcl
+import kronecker
 from drcl.lab.networks import AlexNet, ResNet18
 
 
@@ -140,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="rounds of the step; iterations take a quarter of it")
     parser.add_argument("--skip-iterations", action="store_true", help="only the step and the state")
+    parser.add_argument("--skip-directions", action="store_true", help="importance per weight only")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
@@ -147,6 +151,9 @@ def main() -> None:
     if not arguments.skip_iterations:
         iterations(max(5, arguments.rounds // 4))
     state()
+    if not arguments.skip_iterations and not arguments.skip_directions:
+        for net in kronecker.NETS:
+            kronecker.iterations(net, arguments.rounds)
 
 
 if __name__ == "__main__":
