@@ -41,6 +41,8 @@ COLUMNS = [
 def options(plan: dict[str, Any], benchmark: str, variant: dict[str, Any]) -> dict[str, Any]:
     """The options of the variant's runs; two of its keys are measured in the benchmark's own length."""
     own = {k: v for k, v in variant.items() if k not in ("about", "method", "fixed", "range", "rounds", "epochs_times")}
+    if variant.get("method", "drcl").startswith("drcl") and "preset" not in own:
+        own = {"normalise": "global", **own}  # the base of the study; today's default came out of it
     given = {**plan["benchmark"][benchmark], **own}
     made = RunConfig.make(benchmark, variant.get("method", "drcl"), 0, given).make_benchmark()
     if "epochs_times" in variant:
@@ -104,12 +106,13 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    head = ["variant", "what", "strength", "accuracy", "transfer", "unmoved", "gradients"]
+    head = ["variant", "what", "strength", "seeds", "accuracy, %", "backward transfer", "unmoved, %", "gradients"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         spread = f" ± {row['deviation']}" if row["deviation"] else ""
-        cells = [row["variant"], row["about"], row["strength"], f"{row['accuracy']}{spread}"]
-        lines.append("| " + " | ".join(map(str, [*cells, row["transfer"], row["unmoved"], row["gradients"]])) + " |")
+        cells = [row["variant"], row["about"], row["strength"], row["seeds"], f"{row['accuracy']}{spread}"]
+        rest = [row["transfer"].replace("-", "−"), row["unmoved"], f"{int(row['gradients'] or 0):,}"]
+        lines.append("| " + " | ".join(map(str, [*cells, *rest])).replace("nan", "") + " |")
     return "\n".join(lines)
 
 
