@@ -150,7 +150,7 @@ def test_the_rest_is_held_as_one(mix, strength):
 def test_leaving_directions_out_does_not_change_the_unit_of_strength(variant):
     means, model = [], mlp()
     for options in ({}, VARIANTS[variant]):
-        opt = DRCL(model.named_parameters(), lr=0.05)
+        opt = DRCL(model.named_parameters(), lr=0.05, normalise="global")
         for seed in range(3):
             opt.consolidate(model, task(seed), importance=Kronecker(**options))
         means.append(opt.importance_mean)
@@ -284,7 +284,7 @@ def test_implicit_and_wrapped_optimizers_take_it_too():
 def test_importance_has_mean_one_and_adds_up_over_tasks(memory, variant):
     model, one, two = mlp(), task(0), task(1)
     options = {**VARIANTS[variant], "labels": "exact"}
-    opt = DRCL(model.named_parameters(), lr=0.05, memory=memory)
+    opt = DRCL(model.named_parameters(), lr=0.05, memory=memory, normalise="global")
     opt.consolidate(model, one, importance=Kronecker(**options))
     first, mean = opt.anchor, opt.importance_mean
     opt.consolidate(model, two, importance=Kronecker(**options))
@@ -396,7 +396,7 @@ def test_a_layer_of_no_importance_stays_at_zero(normalise):
 
 def test_estimators_may_change_between_tasks():
     model, data = mlp(), task(0)
-    opt = DRCL(model.named_parameters(), lr=0.05)
+    opt = DRCL(model.named_parameters(), lr=0.05, normalise="global")
     opt.consolidate(model, data)
     fisher = opt.importance_mean
     opt.consolidate(model, data, importance=Kronecker(labels="sampled"))

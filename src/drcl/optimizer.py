@@ -42,7 +42,8 @@ class DRCL(torch.optim.Optimizer):
             group may set any of the SGD options and ``strength``, ``stable``, ``damping``, ``free=True`` (never
             protected: heads).
         lr, momentum, dampening, nesterov, weight_decay, maximize: as in ``torch.optim.SGD``; lr is also gamma.
-        strength: the paper's lambda on mean-one importance; 0 protects nothing, inf freezes every protected weight.
+        strength: the paper's lambda, on importance of mean one a task; 0 protects nothing, inf freezes every protected
+            weight.
         stable: a share in (0, 1) instead of a strength; the strength is then chosen from gradients and importance so
             that this share of the protected weights stays exactly where it was. Read it back with ``strengths``.
         prox: "l1", "l2", "elastic", "group", "box", an object of ``drcl.prox``, or any ``f(r, anchor, threshold)``.
@@ -71,12 +72,12 @@ class DRCL(torch.optim.Optimizer):
             ``deployed`` show the outcome of the last one; ``consolidate`` negotiates what there is of a proposal.
         inner_steps: gradient evaluations of the implicit proposal.
         memory: importance over tasks: "sum", "latest", or a decay in [0, 1].
-        normalise: the unit of importance. "global": the sum over tasks is divided by its mean over all protected
-            weights, so tasks and layers of larger gradients count for more, and each task for less the more there
-            are. "task": each task's importance is divided by its own mean and then added, so that every task is held
-            by the same strength, however many there are. "tensor": as "global", and before it is added up each
-            task's importance is also divided by its own mean within each parameter tensor (with ``drcl.Kronecker``
-            within each layer), so that every layer counts alike.
+        normalise: the unit of importance. "task": each task's importance is divided by its own mean over all protected
+            weights and then added, so that every task is held by the same strength, however many there are.
+            "global": the sum over tasks is divided by its mean, so tasks of larger gradients count for more, and each
+            for less the more there are. "tensor": as "global", and before it is added up each task's importance is
+            also divided by its own mean within each parameter tensor (with ``drcl.Kronecker`` within each layer), so
+            that every layer counts alike.
         damping: added to the mean-one importance, so that weights of no importance are held a little too.
         backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.kernels``).
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
@@ -84,7 +85,7 @@ class DRCL(torch.optim.Optimizer):
             of Douglas-Rachford on each batch (``step(closure)``), importance of the latest task only, in units of its
             mean. Of these only lr may be given beside it. "directions" protects directions instead of single weights:
             ``consolidate`` takes ``drcl.Kronecker()`` where no importance is given, with forward-backward steps,
-            L2 of strength 0.3 and ten optimizer steps a proposal; whatever is given beside it wins, and with
+            L2 of strength 0.1 and ten optimizer steps a proposal; whatever is given beside it wins, and with
             ``stable`` the prox is L1. The best choice where a layer's n^2 + m^2 more floats are affordable.
     """
 
@@ -96,7 +97,7 @@ class DRCL(torch.optim.Optimizer):
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
-        strength: float = 0.1,
+        strength: float = 0.01,
         stable: float | None = None,
         prox: str | Prox = "l1",
         splitting: str = "forward-backward",
@@ -106,7 +107,7 @@ class DRCL(torch.optim.Optimizer):
         memory: str | float = "sum",
         backend: str = "auto",
         *,
-        normalise: str = "global",
+        normalise: str = "task",
         dampening: float = 0.0,
         maximize: bool = False,
         damping: float = 0.0,

@@ -15,7 +15,7 @@ from drcl.kernels import BACKENDS
 from drcl.prox import L1, ElasticNet, Prox
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
-NORMALISATIONS = ("global", "task", "tensor")
+NORMALISATIONS = ("task", "global", "tensor")
 # Settings under one name, written out in full: later defaults do not change what a name stands for.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(
@@ -33,14 +33,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
     # With these ``consolidate`` measures directions (drcl.Kronecker) where no importance is given.
     "directions": dict(
-        strength=0.3,
+        strength=0.1,
         stable=None,
         prox="l2",
         splitting="forward-backward",
         iterations=1,
         plasticity_steps=10,
         memory="sum",
-        normalise="global",
+        normalise="task",
         damping=0.0,
     ),
 }

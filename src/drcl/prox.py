@@ -91,13 +91,19 @@ class GroupL1:
             if not -r.dim() <= self.dim < r.dim():
                 raise ValueError(f"GroupL1: dim is {self.dim}, but a parameter has shape {tuple(r.shape)}")
             rest = [i for i in range(r.dim()) if i != self.dim % r.dim()]
-            size = torch.linalg.vector_norm(d, dim=rest, keepdim=True)
-            bound = torch.linalg.vector_norm(threshold, dim=rest, keepdim=True)
+            size, bound = _norm(d, rest), _norm(threshold, rest)
         held = size <= bound
         scale = 1 - torch.where(held, torch.ones_like(size), bound / torch.where(held, torch.ones_like(size), size))
         return torch.where(held, anchor, anchor + d * scale)
 
     threshold = staticmethod(per_step_threshold)
+
+
+def _norm(x: Tensor, dim: list[int]) -> Tensor:
+    """The Euclidean norm over these dimensions, also where squares would vanish or overflow."""
+    largest = x.abs().amax(dim, keepdim=True)
+    unit = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+    return torch.linalg.vector_norm(x / unit, dim=dim, keepdim=True) * unit
 
 
 @dataclass(frozen=True)

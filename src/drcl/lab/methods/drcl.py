@@ -48,7 +48,7 @@ class DouglasRachford(Method):
     keeps_optimizer: ClassVar[bool] = True
 
     preset: Literal["paper"] | None = option(None, "settings under one name; all but the learning rate are then fixed")
-    strength: float = option(0.1, "lambda, on importance of mean one; 0 protects nothing, inf freezes")
+    strength: float = option(0.01, "lambda, on importance of mean one a task; 0 protects nothing, inf freezes")
     stable: float | None = option(None, "share of weights to hold still, in place of a strength")
     prox: Literal["l1", "l2", "elastic", "group", "box"] = option("l1", "the penalty whose proximal map is taken")
     splitting: Literal["douglas-rachford", "forward-backward", "implicit"] = option(
@@ -59,8 +59,8 @@ class DouglasRachford(Method):
     plasticity_steps: int = option(1, "optimizer steps that form one proposal")
     inner_steps: int = option(20, "gradient evaluations of the implicit proposal")
     memory: Literal["sum", "latest"] | float = option("sum", "importance over tasks: sum, latest, or a decay")
-    normalise: Literal["global", "task", "tensor"] = option(
-        "global", "mean one over all tasks and the whole network, for each task, or for each task in each tensor"
+    normalise: Literal["task", "global", "tensor"] = option(
+        "task", "unit of importance: each task's mean, that of the sum over tasks, or each tensor's"
     )
     damping: float = option(0.0, "added to the importance of every weight")
     momentum: float | None = option(None, "momentum of the plasticity step; none takes the benchmark's")

@@ -24,7 +24,7 @@ class KroneckerDouglasRachford(DouglasRachford):
     name: ClassVar[str] = "drcl-kronecker"
     about: ClassVar[str] = "DRCL that protects directions of layers in place of single weights"
 
-    strength: float = option(0.3, "lambda, on importance of mean one; 0 protects nothing, inf freezes")
+    strength: float = option(0.1, "lambda, on importance of mean one a task; 0 protects nothing, inf freezes")
     prox: Literal["l1", "l2", "elastic"] = option("l2", "the penalty whose proximal map is taken")
     plasticity_steps: int = option(10, "optimizer steps that form one proposal")
     importance: Literal["kronecker"] = option("kronecker", "the directions of Kronecker factors")
