@@ -66,7 +66,7 @@ class AnchorError(ValueError):
 
 @dataclass
 class Anchor:
-    """Weights to stay near, and how much each of them matters (mean one over all protected weights).
+    """Weights to stay near, and how much each of them matters (of mean one a task over all protected weights).
 
     ``bases`` are the directions of layers that ``drcl.Kronecker`` protects, by the name of the layer's weight; the
     importance of such a weight is what its directions make of it, and is not used itself.

@@ -78,7 +78,7 @@ class DRCL(torch.optim.Optimizer):
             for less the more there are. "tensor": as "global", and before it is added up each task's importance is
             also divided by its own mean within each parameter tensor (with ``drcl.Kronecker`` within each layer), so
             that every layer counts alike.
-        damping: added to the mean-one importance, so that weights of no importance are held a little too.
+        damping: added to the importance, so that weights of no importance are held a little too.
         backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.kernels``).
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
         preset: "paper" takes the paper's literal settings: lr 5e-3 without momentum, strength 10 on L1, five iterations

@@ -20,7 +20,7 @@ from drcl.kernels import Rule, Weight, proposal
 from drcl.rotated import Proposal
 
 SAMPLE = 5_000  # coordinates of a group that are watched: the share is off by 0.7 points (standard error) at most
-FLOOR = 1e-6  # added to a mean-one importance: weights the earlier tasks never used can be held too
+FLOOR = 1e-6  # added to importance in units of its mean: weights the earlier tasks never used can be held too
 
 
 def choose(
