@@ -55,6 +55,12 @@ def test_memory_by_hand(memory, second, third):
     assert opt.anchor.provenance["made"] == [{"estimator": "Told"}] * 3
 
 
+def own_or_around(model, wrapped, **options):
+    if wrapped:
+        return DRCL.around(torch.optim.Adam(model.parameters()), **options)
+    return DRCL(model.named_parameters(), lr=0.1, **options)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize(
     ("memory", "expected"),
@@ -68,10 +74,7 @@ def test_memory_by_hand(memory, second, third):
 )
 def test_tensors_of_mean_one_by_hand(memory, expected, wrapped):
     model = two_weights()
-    if wrapped:
-        opt = DRCL.around(torch.optim.Adam(model.parameters()), memory=memory, normalise="tensor")
-    else:
-        opt = DRCL(model.named_parameters(), lr=0.1, memory=memory, normalise="tensor")
+    opt = own_or_around(model, wrapped, memory=memory, normalise="tensor")
     opt.consolidate(model, importance=Told(weight=[[1, 3]], bias=[5]))
     assert [*opt.anchor.importance["weight"][0].tolist(), *opt.anchor.importance["bias"].tolist()] == [0.5, 1.5, 1.0]
     assert opt.importance_mean == 1.0
@@ -95,10 +98,7 @@ def test_tensors_of_mean_one_by_hand(memory, expected, wrapped):
 def test_tasks_of_mean_one_by_hand(memory, expected, wrapped):
     """Every task counts alike whatever its units, and the second does not weaken the hold on the first."""
     model = two_weights()
-    if wrapped:
-        opt = DRCL.around(torch.optim.Adam(model.parameters()), memory=memory, normalise="task")
-    else:
-        opt = DRCL(model.named_parameters(), lr=0.1, memory=memory, normalise="task")
+    opt = own_or_around(model, wrapped, memory=memory, normalise="task")
     opt.consolidate(model, importance=Told(weight=[[1, 3]], bias=[5]))
     opt.consolidate(model, importance=Told(weight=[[60, 20]], bias=[10]))
     held = opt.anchor.importance

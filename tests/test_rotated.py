@@ -303,15 +303,20 @@ def test_importance_has_mean_one_and_adds_up_over_tasks(memory, variant):
             torch.testing.assert_close(basis.eigenvalues.sum() * opt.importance_mean, total, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("keep", [1.0, 0.0, 0.3])
-@pytest.mark.parametrize("variant", ["both", "rest", "channels", "product"])
-def test_layers_of_mean_one_over_two_tasks(variant, keep):
-    """Each task alone, divided by its mean over each layer's directions by hand, adds up to what is held."""
+def two_small_tasks(variant):
+    """A network with a convolution, a norm and a linear layer, Kronecker's options, and the data of two tasks."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(1, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
     options = dict(labels="empirical", **({"convolutions": "channels"} if variant == "channels" else {}))
     options |= {"rest": {"rank": 2}, "product": {"eigenvalues": "product"}}.get(variant, {})
-    data = [[(torch.randn(10, 1, 6, 6), torch.randint(3, (10,)))] for _ in range(2)]
+    return model, options, [[(torch.randn(10, 1, 6, 6), torch.randint(3, (10,)))] for _ in range(2)]
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.0, 0.3])
+@pytest.mark.parametrize("variant", ["both", "rest", "channels", "product"])
+def test_layers_of_mean_one_over_two_tasks(variant, keep):
+    """Each task alone, divided by its mean over each layer's directions by hand, adds up to what is held."""
+    model, options, data = two_small_tasks(variant)
     named = dict(model.named_parameters())
     opt = DRCL(named.items(), lr=0.05, memory=keep, normalise="tensor")
     totals, factors = {}, {}
@@ -348,11 +353,7 @@ def test_layers_of_mean_one_over_two_tasks(variant, keep):
 @pytest.mark.parametrize("variant", ["both", "rest", "channels", "product"])
 def test_tasks_of_mean_one_over_two_tasks(variant, keep):
     """Each task alone, divided by its mean over all directions and weights by hand, adds up to what is held."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(1, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
-    options = dict(labels="empirical", **({"convolutions": "channels"} if variant == "channels" else {}))
-    options |= {"rest": {"rank": 2}, "product": {"eigenvalues": "product"}}.get(variant, {})
-    data = [[(torch.randn(10, 1, 6, 6), torch.randint(3, (10,)))] for _ in range(2)]
+    model, options, data = two_small_tasks(variant)
     named = dict(model.named_parameters())
     size = sum(p.numel() for p in named.values())
     opt = DRCL(named.items(), lr=0.05, memory=keep, normalise="task")
