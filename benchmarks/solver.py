@@ -39,15 +39,12 @@ COLUMNS = [
 
 
 def options(plan: dict[str, Any], benchmark: str, variant: dict[str, Any]) -> dict[str, Any]:
-    """The options of the variant's runs; two of its keys are measured in the benchmark's own length."""
-    own = {k: v for k, v in variant.items() if k not in ("about", "method", "fixed", "range", "rounds", "epochs_times")}
+    """The options of the variant's runs; `rounds` is measured in the benchmark's own length."""
+    own = {k: v for k, v in variant.items() if k not in ("about", "method", "fixed", "range", "rounds")}
     if variant.get("method", "drcl").startswith("drcl") and "preset" not in own:
         own = {"normalise": "global", **own}  # the base of the study; today's default came out of it
     given = {**plan["benchmark"][benchmark], **own}
     made = RunConfig.make(benchmark, variant.get("method", "drcl"), 0, given).make_benchmark()
-    if "epochs_times" in variant:
-        assert made.epochs is not None
-        given["epochs"] = made.epochs * variant["epochs_times"]
     if "rounds" in variant:
         images = {"mnist-permuted": 60_000, "cifar10-split": 9_000, "cifar100-10": 4_500}[benchmark]
         given["plasticity_steps"] = max(1, images // made.batch // variant["rounds"])
@@ -98,6 +95,11 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
         return {row["variant"]: row for row in csv.DictReader(file)}
 
 
+def order(there: dict[str, dict[str, Any]], plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows in the plan's order and with its words."""
+    return [there[name] | {"about": variant["about"]} for name, variant in plan["variant"].items() if name in there]
+
+
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -134,8 +136,8 @@ def main() -> None:
             row = study(name, plan["variant"][name], args, plan)
             print({k: v for k, v in row.items() if k != "about"}, flush=True)
             there = read(path) | {name: row}  # another process may have added its own
-            write(path, [there[known] for known in plan["variant"] if known in there])
-    print(markdown(list(read(path).values())))
+            write(path, order(there, plan))
+    print(markdown(order(read(path), plan)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import drcl
-from drcl import DRCL, MAS, Anchor, Fisher, PathIntegral
+from drcl import DRCL, MAS, Anchor, Fisher, Kronecker, PathIntegral
 from drcl.estimator import Importance
 
 from .tasks import after_one_task, fit, mlp, same, task, weights, whole_state
@@ -95,20 +95,41 @@ def test_tensors_of_mean_one_by_hand(memory, expected, wrapped):
         (0.5, (13 / 6, 7 / 6, 7 / 6)),
     ],
 )
-def test_tasks_of_mean_one_by_hand(memory, expected, wrapped):
+@pytest.mark.parametrize(("normalise", "unit"), [("task", 1), ("share", 1e6 / 3)])
+def test_every_task_in_its_own_unit_by_hand(memory, expected, wrapped, normalise, unit):
     """Every task counts alike whatever its units, and the second does not weaken the hold on the first."""
     model = two_weights()
-    opt = own_or_around(model, wrapped, memory=memory, normalise="task")
+    opt = own_or_around(model, wrapped, memory=memory, normalise=normalise)
     opt.consolidate(model, importance=Told(weight=[[1, 3]], bias=[5]))
     opt.consolidate(model, importance=Told(weight=[[60, 20]], bias=[10]))
     held = opt.anchor.importance
-    assert [*held["weight"][0].tolist(), held["bias"].item()] == pytest.approx(list(expected))
+    assert [*held["weight"][0].tolist(), held["bias"].item()] == pytest.approx([unit * e for e in expected])
     assert opt.importance_mean == 1.0
-    again = DRCL(model.named_parameters(), lr=0.1, memory=memory, normalise="task")
+    again = DRCL(model.named_parameters(), lr=0.1, memory=memory, normalise=normalise)
     again.protect(model, opt.anchor)
     for each in (opt, again):
         each.consolidate(model, importance=Told(weight=[[1, 1]], bias=[1]))
     assert opt.anchor.importance["weight"].equal(again.anchor.importance["weight"])
+
+
+@pytest.mark.parametrize(
+    "importance", [Fisher(labels="exact"), Kronecker(labels="exact")], ids=["weights", "directions"]
+)
+def test_shares_do_not_count_what_is_not_used(importance):
+    """Forty more inputs that are always zero, and every weight is held as before; in units of the mean it is not."""
+
+    def held(normalise: str, unused: int) -> torch.Tensor:
+        model = nn.Linear(3 + unused, 2)
+        x = torch.cat([torch.randn(8, 3, generator=torch.Generator().manual_seed(1)), torch.zeros(8, unused)], 1)
+        with torch.no_grad():
+            model.weight.fill_(0.1)
+            model.bias.zero_()
+        opt = DRCL(model.named_parameters(), lr=0.1, normalise=normalise)
+        opt.consolidate(model, [(x, torch.zeros(8, dtype=torch.long))], importance)
+        return opt.anchor.importance["weight"][:, :3]
+
+    torch.testing.assert_close(held("share", 40), held("share", 0))
+    torch.testing.assert_close(held("task", 40), held("task", 0) * 88 / 8)
 
 
 def test_a_task_of_no_importance_adds_nothing():
@@ -140,7 +161,7 @@ def test_a_tensor_of_no_importance_stays_at_zero():
 
 
 @pytest.mark.parametrize("bad", [[[-3, 1]], [[-1, 3]], [[float("nan"), 1]], [[float("inf"), 1]]], ids=str)
-@pytest.mark.parametrize("normalise", ["global", "task", "tensor"])
+@pytest.mark.parametrize("normalise", ["global", "task", "share", "tensor"])
 def test_bad_importance_is_refused_in_any_unit(normalise, bad):
     model = two_weights()
     opt = DRCL(model.named_parameters(), lr=0.1, normalise=normalise)

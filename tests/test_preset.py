@@ -78,7 +78,7 @@ def test_it_goes_on_from_a_saved_state():
 # -- directions ------------------------------------------------------------------------------------------------------
 
 
-DIRECTIONS = dict(splitting="forward-backward", prox="l2", strength=0.1, plasticity_steps=10, normalise="task")
+DIRECTIONS = dict(splitting="forward-backward", prox="l2", strength=0.03, plasticity_steps=10, normalise="share")
 MAKERS = {
     "sgd": lambda p, **options: DRCL(p, lr=0.05, momentum=0.9, **options),
     "adam": lambda p, **options: DRCL.around(torch.optim.Adam(p, lr=0.01), **options),

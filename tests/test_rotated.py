@@ -351,12 +351,14 @@ def test_layers_of_mean_one_over_two_tasks(variant, keep):
 
 @pytest.mark.parametrize("keep", [1.0, 0.0, 0.3])
 @pytest.mark.parametrize("variant", ["both", "rest", "channels", "product"])
-def test_tasks_of_mean_one_over_two_tasks(variant, keep):
+@pytest.mark.parametrize("normalise", ["task", "share"])
+def test_every_task_in_its_own_unit_over_two_tasks(variant, keep, normalise):
     """Each task alone, divided by its mean over all directions and weights by hand, adds up to what is held."""
     model, options, data = two_small_tasks(variant)
     named = dict(model.named_parameters())
     size = sum(p.numel() for p in named.values())
-    opt = DRCL(named.items(), lr=0.05, memory=keep, normalise="task")
+    opt = DRCL(named.items(), lr=0.05, memory=keep, normalise=normalise)
+    wanted = {"task": 1.0, "share": 1e6 / size}[normalise]
     totals, raw = {}, []
     for part in data:
         alone = Kronecker(**options).measure(model, part, named)
@@ -367,21 +369,21 @@ def test_tasks_of_mean_one_over_two_tasks(variant, keep):
             model[4].weight.mul_(5)  # the second task's gradients are larger
         for name, t in alone.importance.items():
             basis = alone.bases.get(name)
-            fresh = (t if basis is None else basis.total) / mean
+            fresh = (t if basis is None else basis.total) / mean * wanted
             totals[name] = keep * totals.get(name, 0.0) + fresh
     assert raw[1] > 3 * raw[0]
     held = opt.anchor
     assert opt.importance_mean == 1.0
     if variant != "product":  # of sums, not a sum of products
         everything = sum(float(t.double().sum()) for t in held.importance.values())
-        assert everything / size == pytest.approx(1 + keep, rel=1e-3)
+        assert everything / size == pytest.approx(wanted * (1 + keep), rel=1e-3)
         for name, basis in held.bases.items():
             assert basis.total == pytest.approx(totals[name], rel=1e-3)
     for name in ("1.weight", "1.bias"):
         torch.testing.assert_close(held.importance[name], totals[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("normalise", ["tensor", "task"])
+@pytest.mark.parametrize("normalise", ["tensor", "task", "share"])
 def test_a_layer_of_no_importance_stays_at_zero(normalise):
     model = mlp()
     with torch.no_grad():

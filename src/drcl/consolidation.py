@@ -16,6 +16,7 @@ from drcl.eigenbasis import Eigenbasis, bias_of
 from drcl.importance import Importance
 from drcl.kernels import check_prox
 from drcl.kronecker import History, Kronecker
+from drcl.options import task_sum
 from drcl.resume import all_or_nothing, importance_dtype, laid_out_like
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ def mean_of(importance: Mapping[str, Tensor]) -> float:
     return sum(float(t.double().sum()) for t in importance.values()) / sum(t.numel() for t in importance.values())
 
 
-def mean_one(new: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A task's importance in units of its mean; left as it is where that is no unit, for `combined` to look at."""
-    mean = mean_of(new)
-    return {name: t / mean for name, t in new.items()} if 0 < mean < float("inf") else dict(new)
+def scaled(new: Mapping[str, Tensor], wanted: float) -> dict[str, Tensor]:
+    """A task's importance with that mean; left as it is where it has no unit, for `combined` to look at."""
+    unit = mean_of(new) / wanted
+    return {name: t / unit for name, t in new.items()} if 0 < unit < float("inf") else dict(new)
 
 
 def tensor_means_one(new: Mapping[str, Tensor], added: Collection[str]) -> dict[str, Tensor]:
@@ -78,7 +79,7 @@ def combined(
 ) -> tuple[dict[str, Tensor], float]:
     """Earlier importance and the new one in the optimizer's unit, and what that is in the estimator's.
 
-    The unit is their mean over all protected weights; with ``normalise="task"`` each task came in its own already.
+    The unit is their mean over all protected weights; with ``normalise="task"`` or "share" each task came in its own.
     What earlier tasks left is already in the importance of the parameters in `added`.
     """
     scale = kept(optimizer) * optimizer.importance_mean
@@ -92,7 +93,7 @@ def combined(
             raise ValueError(f"the importance of {name!r} must be finite and >= 0; look at the estimator and the data")
         old = optimizer.state.get(p, {}).get("importance")
         total[name] = fresh if old is None or not scale or name in added else fresh + old * scale
-    mean, own_units = mean_of(total), optimizer.solver.normalise == "task"
+    mean, own_units = mean_of(total), task_sum(optimizer.solver.normalise, 1) is not None
     if mean <= 0:
         warnings.warn(
             "drcl: the importance is zero for every weight, so nothing will be protected; use "
@@ -186,10 +187,12 @@ def measure(
             else:
                 new = estimator.estimate(model, batches, named, forward)
         added = {*bases, *(bias_of(n) for n, b in bases.items() if b.bias)}
+        weights = sum(t.numel() for t in new.values())
+        wanted = task_sum(optimizer.solver.normalise, weights)
         if optimizer.solver.normalise == "tensor":
             new = tensor_means_one(new, added)
-        elif optimizer.solver.normalise == "task" and not isinstance(estimator, Kronecker):
-            new = mean_one(new)
+        elif wanted is not None and not isinstance(estimator, Kronecker):
+            new = scaled(new, wanted / weights)
         total, mean = combined(optimizer, named, new, added)
     check_prox(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})
     optimizer.eval()

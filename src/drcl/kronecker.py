@@ -22,6 +22,7 @@ from drcl.eigenbasis import Eigenbasis, as_matrix, as_weight, bias_of, eigenvect
 from drcl.factors import KINDS, Eigenvalues, Factors, Reader
 from drcl.importance import Fisher, Labels, _bare, _check_parameters, _checked, default_forward
 from drcl.onepass import OnePass, Unsupported, shapes_of_outputs
+from drcl.options import task_sum
 from drcl.persample import Cotangents, Forward, per_sample_moments
 from drcl.sampling import batch_length, draw, take, tensors
 from drcl.undisturbed import undisturbed
@@ -46,7 +47,7 @@ class History:
     importance: Mapping[str, Tensor] = field(default_factory=dict)
     mean: float = 0.0
     keep: float = 0.0  # how much of it stays
-    normalise: str = "global"  # a new task has mean one in each layer ("tensor"), over all of them ("task"), or not
+    normalise: str = "global"  # "tensor": a new task has mean one in each layer; else see options.task_sum
     groups: Mapping[str, int] = field(default_factory=dict)  # a bias of another group is not part of its layer
 
 
@@ -312,8 +313,9 @@ class _Work:
         if history.normalise == "tensor":
             return {name: self._size(name) / t if t > 0 else 1.0 for name, t in traces.items()}, 1.0
         unit, total = 1.0, sum(traces.values()) + diagonal
-        if history.normalise == "task" and 0 < total < float("inf"):
-            unit = sum(p.numel() for p in self.parameters.values()) / total
+        wanted = task_sum(history.normalise, sum(p.numel() for p in self.parameters.values()))
+        if wanted is not None and 0 < total < float("inf"):
+            unit = wanted / total
         return dict.fromkeys(traces, unit), unit
 
     def _size(self, name: str) -> int:

@@ -73,7 +73,9 @@ class DRCL(torch.optim.Optimizer):
         inner_steps: gradient evaluations of the implicit proposal.
         memory: importance over tasks: "sum", "latest", or a decay in [0, 1].
         normalise: the unit of importance. "task": each task's importance is divided by its own mean over all protected
-            weights and then added, so that every task is held by the same strength, however many there are.
+            weights and then added, so that every task is held by the same strength, however many there are. "share":
+            the same with its share of the task's whole, in parts per million, so that a strength also means the same
+            on a larger network: what no task uses does not count.
             "global": the sum over tasks is divided by its mean, so tasks of larger gradients count for more, and each
             for less the more there are. "tensor": as "global", and before it is added up each task's importance is
             also divided by its own mean within each parameter tensor (with ``drcl.Kronecker`` within each layer), so
@@ -85,7 +87,7 @@ class DRCL(torch.optim.Optimizer):
             of Douglas-Rachford on each batch (``step(closure)``), importance of the latest task only, in units of its
             mean. Of these only lr may be given beside it. "directions" protects directions instead of single weights:
             ``consolidate`` takes ``drcl.Kronecker()`` where no importance is given, with forward-backward steps,
-            L2 of strength 0.1 and ten optimizer steps a proposal; whatever is given beside it wins, and with
+            L2 of strength 0.03 on shares and ten optimizer steps a proposal; whatever is given beside it wins, and with
             ``stable`` the prox is L1. The best choice where a layer's n^2 + m^2 more floats are affordable.
     """
 

@@ -15,7 +15,7 @@ from drcl.kernels import BACKENDS
 from drcl.prox import L1, ElasticNet, Prox
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
-NORMALISATIONS = ("task", "global", "tensor")
+NORMALISATIONS = ("task", "share", "global", "tensor")
 # Settings under one name, written out in full: later defaults do not change what a name stands for.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(
@@ -33,14 +33,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
     # With these ``consolidate`` measures directions (drcl.Kronecker) where no importance is given.
     "directions": dict(
-        strength=0.1,
+        strength=0.03,
         stable=None,
         prox="l2",
         splitting="forward-backward",
         iterations=1,
         plasticity_steps=10,
         memory="sum",
-        normalise="task",
+        normalise="share",
         damping=0.0,
     ),
 }
@@ -70,6 +70,11 @@ def number(name: str, value: Any, *, infinite: bool = False) -> None:
         raise TypeError(f"{name}={value!r} must be a number") from None
     if math.isnan(x) or x < 0 or (math.isinf(x) and not infinite):
         raise ValueError(f"{name}={value!r} must be a number >= 0" + (" (inf is allowed)" if infinite else ""))
+
+
+def task_sum(normalise: str, weights: int) -> float | None:
+    """What a task's importance sums up to over that many weights; None where tasks are added as they were measured."""
+    return {"task": float(weights), "share": 1e6}.get(normalise)
 
 
 def memory(value: Any) -> None:

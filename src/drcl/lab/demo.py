@@ -34,10 +34,10 @@ from drcl.lab.table_formats import summary_table
 
 EXPLANATION = (
     "Average accuracy is over the test sets of all tasks after the last one was learned; backward transfer is what "
-    "the earlier tasks lost since they were new. Each strength is the best of seven trials on validation data of "
-    "another seed; the rest of the setting, drcl's splitting and drcl-kronecker's penalty too, was picked on this "
-    "problem before that, partly on its test data. This is a small problem: "
-    "it shows how the methods differ, not how they rank in general."
+    "the earlier tasks lost since they were new. The strengths of ewc and drcl are the best of seven trials on "
+    "validation data of another seed, drcl-kronecker has its default; the rest of the setting, drcl's splitting and "
+    "drcl-kronecker's penalty too, was picked on this problem before that, partly on its test data. This is a small "
+    "problem: it shows how the methods differ, not how they rank in general."
 )
 
 

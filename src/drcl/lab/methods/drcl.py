@@ -36,6 +36,8 @@ from drcl.lab.training import option
 from drcl.options import PRESETS, SPLITTINGS, one_of, settings
 from drcl.sampling import tensors
 
+NORMALISE = "unit of importance: each task's mean, its sum in millionths, the mean over all tasks, or each tensor's"
+
 
 @dataclass
 class DouglasRachford(Method):
@@ -59,9 +61,7 @@ class DouglasRachford(Method):
     plasticity_steps: int = option(1, "optimizer steps that form one proposal")
     inner_steps: int = option(20, "gradient evaluations of the implicit proposal")
     memory: Literal["sum", "latest"] | float = option("sum", "importance over tasks: sum, latest, or a decay")
-    normalise: Literal["task", "global", "tensor"] = option(
-        "task", "unit of importance: each task's mean, that of the sum over tasks, or each tensor's"
-    )
+    normalise: Literal["task", "share", "global", "tensor"] = option("task", NORMALISE)
     damping: float = option(0.0, "added to the importance of every weight")
     momentum: float | None = option(None, "momentum of the plasticity step; none takes the benchmark's")
     importance: Literal["fisher", "kronecker", "mas", "path"] = option(

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from drcl.importance import Labels
 from drcl.lab.methods._fisher import LABELS
-from drcl.lab.methods.drcl import DouglasRachford
+from drcl.lab.methods.drcl import NORMALISE, DouglasRachford
 from drcl.lab.training import option
 
 
@@ -24,8 +24,9 @@ class KroneckerDouglasRachford(DouglasRachford):
     name: ClassVar[str] = "drcl-kronecker"
     about: ClassVar[str] = "DRCL that protects directions of layers in place of single weights"
 
-    strength: float = option(0.1, "lambda, on importance of mean one a task; 0 protects nothing, inf freezes")
+    strength: float = option(0.03, "lambda, on shares in a million a task; 0 protects nothing, inf freezes")
     prox: Literal["l1", "l2", "elastic"] = option("l2", "the penalty whose proximal map is taken")
     plasticity_steps: int = option(10, "optimizer steps that form one proposal")
+    normalise: Literal["task", "share", "global", "tensor"] = option("share", NORMALISE)
     importance: Literal["kronecker"] = option("kronecker", "the directions of Kronecker factors")
     labels: Labels = option("signs", LABELS)
