@@ -26,36 +26,63 @@ class Eigenbasis:
     """One layer's directions, the importance of each, and the factors the next task's are added to.
 
     `inputs` and `outputs` hold directions as columns; None where a side is not rotated. With fewer columns than rows
-    only the directions that carry most importance are told apart. What lies across them is held as one, by the mean of
-    its importance `rest`, or not at all where that is None.
+    only the directions that carry most importance are told apart. What a side leaves out is then one more row or column
+    of `eigenvalues`, its last, with the mean importance there; without that it is not protected.
     """
 
     inputs: Tensor | None  # [groups, n, kept]
     outputs: Tensor | None  # [groups, m, kept]
-    eigenvalues: Tensor  # [groups, positions, kept outputs, kept inputs]
+    eigenvalues: Tensor  # [groups, positions, kept outputs (+ 1), kept inputs (+ 1)]
     input_factor: Tensor  # A, summed over tasks: [groups, n, n], or [groups, n] of a side that is not rotated
     output_factor: Tensor  # G
     bias: bool  # the last input is the constant one, so the bias is part of it
     count: float = 1.0  # how many tasks the factors are the sum of, decayed as they are
-    rest: float | None = None
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 
     @property
+    def kept(self) -> tuple[int, int]:
+        """How many directions are told apart on the side of the outputs, and of the inputs."""
+        u, v = self.inputs, self.outputs
+        return (
+            self.output_factor.shape[1] if v is None else v.shape[2],
+            self.input_factor.shape[1] if u is None else u.shape[2],
+        )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many there are."""
+        return self.output_factor.shape[1], self.input_factor.shape[1]
+
+    @property
     def complete(self) -> bool:
         """Whether every direction of the layer is kept."""
-        return all(u is None or u.shape[1] == u.shape[2] for u in (self.inputs, self.outputs))
+        return self.kept == self.size
+
+    @property
+    def free(self) -> bool:
+        """Whether some are not, and those are not protected."""
+        return not self.complete and self.eigenvalues.shape[2:] == self.kept
 
     @property
     def directions(self) -> int:
         """How many directions are kept."""
-        return self.eigenvalues.numel()
+        groups, positions = self.eigenvalues.shape[:2]
+        return groups * positions * self.kept[0] * self.kept[1]
 
     @property
     def left_out(self) -> int:
         """How many are not."""
         groups, positions = self.eigenvalues.shape[:2]
-        return groups * positions * self.output_factor.shape[1] * self.input_factor.shape[1] - self.directions
+        return groups * positions * self.size[0] * self.size[1] - self.directions
+
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """How many directions each row of the eigenvalues stands for, and each column."""
+        rows, columns = self.eigenvalues.shape[2:]
+        (j, k), (m, n) = self.kept, self.size
+        out, into = self.eigenvalues.new_ones(rows), self.eigenvalues.new_ones(columns)
+        out[j:], into[k:] = m - j, n - k
+        return out, into
 
     @property
     def floats(self) -> int:
@@ -84,7 +111,7 @@ class Eigenbasis:
 
     def rotate(self, w: Tensor, b: Tensor | None) -> Tensor:
         """U_G^T [w b] U_A: coordinates along the kept directions. `b` is None for a bias of zero."""
-        u, v = self._sides()
+        u, v = self.sides()
         if u is None:
             if self.bias:
                 last = w.new_zeros(w.shape[:-1]) if b is None else b.expand(w.shape[:-1])
@@ -96,16 +123,13 @@ class Eigenbasis:
         d = self._along_inputs(w, b, u)
         return d if v is None else v.mT @ d
 
-    def rotate_back(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """U_G d U_A^T as a weight matrix and a bias (empty where there is none)."""
-        u, v = self._sides()
-        n = self.input_factor.shape[1] - int(self.bias)
+    def rotate_back(self, d: Tensor) -> Tensor:
+        """U_G d U_A^T, with the bias as its last column."""
+        u, v = self.sides()
         if u is None or v is None or self._outputs_first(back=True):
             d = d if v is None else v @ d
-            if u is None:
-                return d[..., :n], d[..., n:]
-            return d @ u[..., :n, :].mT, d @ u[..., n:, :].mT
-        return v @ (d @ u[..., :n, :].mT), v @ (d @ u[..., n:, :].mT)
+            return d if u is None else d @ u.mT
+        return v @ (d @ u.mT)
 
     def _along_inputs(self, w: Tensor, b: Tensor | None, u: Tensor) -> Tensor:
         if not self.bias:
@@ -113,7 +137,8 @@ class Eigenbasis:
         d = w @ u[..., :-1, :]
         return d if b is None else d.addcmul_(b[..., None], u[..., -1:, :])
 
-    def _sides(self) -> tuple[Tensor | None, Tensor | None]:
+    def sides(self) -> tuple[Tensor | None, Tensor | None]:
+        """U_A and U_G, to be multiplied with matrices [groups, positions, ...]."""
         u, v = self.inputs, self.outputs
         return (None if u is None else u[:, None]), (None if v is None else v[:, None])
 
@@ -129,48 +154,45 @@ class Eigenbasis:
 
     def diagonal(self) -> tuple[Tensor, Tensor | None]:
         """The importance of each weight: the diagonal of U diag(eigenvalues) U^T, of the same sum (matrix, bias)."""
-        u, v = self._sides()
-        values, rest = self._above_rest()
-        whole = values if v is None else v.square() @ values
-        whole = whole if u is None else whole @ u.square().mT
-        whole = (whole + rest).clamp_(min=0)
+        whole = self._between(_overlap(None, 0, self.outputs), _overlap(None, 0, self.inputs))
         return (whole[..., :-1], whole[..., -1]) if self.bias else (whole, None)
 
     def seen_in(self, other: Eigenbasis) -> Tensor:
         """The diagonal of this importance in the directions of `other`."""
-        left = _overlap(other.outputs, self.outputs)
-        right = _overlap(other.inputs, self.inputs)
-        values, rest = self._above_rest()
-        d = values if left is None else left[:, None] @ values
-        d = d if right is None else d @ right[:, None].mT
-        return (d + rest).clamp_(min=0)
+        return self._between(
+            _overlap(other.outputs, other._rests[0], self.outputs), _overlap(other.inputs, other._rests[1], self.inputs)
+        )
+
+    def see(self, w: Tensor, b: Tensor | None) -> Tensor:
+        """The diagonal, in these directions, of an importance that is diagonal in the weights."""
+        whole = torch.cat([w, (w.new_zeros(w.shape[:-1]) if b is None else b)[..., None]], -1) if self.bias else w
+        weights = replace(self, inputs=None, outputs=None, eigenvalues=whole)
+        return weights.seen_in(self)
+
+    @property
+    def _rests(self) -> tuple[int, int]:
+        """Whether there is a row for outputs left out, and a column for inputs."""
+        return self.eigenvalues.shape[2] - self.kept[0], self.eigenvalues.shape[3] - self.kept[1]
+
+    def _between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
+        rows, columns = self.eigenvalues.shape[2:]
+        d = self.eigenvalues if left is None else left[:, None, :, :rows] @ self.eigenvalues
+        return (d if right is None else d @ right[:, None, :, :columns].mT).clamp(min=0)
 
     @property
     def total(self) -> float:
         """The trace: the importance of all directions together."""
-        return float(self.eigenvalues.double().sum()) + (self.rest or 0.0) * self.left_out
-
-    def _above_rest(self) -> tuple[Tensor, float]:
-        """The importance as that of the rest everywhere, and what the kept directions have beyond it."""
-        rest = self.rest or 0.0
-        return (self.eigenvalues - rest if rest else self.eigenvalues), rest
+        out, into = self.counts()
+        return float((self.eigenvalues.double() * out.double()[:, None] * into.double()).sum())
 
     def scaled(self, factor: float) -> Eigenbasis:
         """With another unit of importance; the factors keep theirs."""
-        rest = None if self.rest is None else self.rest * factor
-        return replace(self, eigenvalues=self.eigenvalues * factor, rest=rest)
-
-    def see(self, w: Tensor, b: Tensor | None) -> Tensor:
-        """The diagonal, in these directions, of an importance that is diagonal in the weights."""
-        u, v = self._sides()
-        whole = torch.cat([w, (w.new_zeros(w.shape[:-1]) if b is None else b)[..., None]], -1) if self.bias else w
-        whole = whole if v is None else v.square().mT @ whole
-        return whole if u is None else whole @ u.square()
+        return replace(self, eigenvalues=self.eigenvalues * factor)
 
     # -- being stored ----------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        return {"bias": self.bias, "count": float(self.count), "rest": self.rest}
+        return {"bias": self.bias, "count": float(self.count)}
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Eigenbasis:
@@ -179,35 +201,43 @@ class Eigenbasis:
         if not needed <= set(tensors) <= set(TENSORS) or not {f.name for f in fields(cls)} - set(TENSORS) <= set(facts):
             raise ValueError("a Kronecker basis is incomplete")
         made = {name: tensors.get(name) for name in TENSORS}
-        rest = None if facts["rest"] is None else float(facts["rest"])
-        return cls(**made, bias=bool(facts["bias"]), count=float(facts["count"]), rest=rest)  # type: ignore[arg-type]
+        basis = cls(**made, bias=bool(facts["bias"]), count=float(facts["count"]))  # type: ignore[arg-type]
+        if facts.get("rest") is None or basis.eigenvalues.ndim != 4:
+            return basis
+        # Version 0.1 held all that is left out as one, by one mean.
+        rows, columns = (int(a < b) for a, b in zip(basis.kept, basis.size))
+        padded = torch.nn.functional.pad(basis.eigenvalues, (0, columns, 0, rows), value=float(facts["rest"]))
+        return replace(basis, eigenvalues=padded)
 
     def check(self, weight: torch.Size | Tensor) -> None:
         """ValueError unless the tensors are finite and fit a weight of this shape."""
         shape = tuple(weight.shape if isinstance(weight, Tensor) else weight)
         if self.eigenvalues.ndim != 4 or len(shape) < 2:
             raise ValueError(f"a Kronecker basis does not fit a weight of shape {shape}")
-        groups, positions, kept_out, kept_in = self.eigenvalues.shape
+        groups, positions, rows, columns = self.eigenvalues.shape
         outputs = shape[0] // max(groups, 1)
         size = 1
         for n in shape[1:]:
             size *= n
         n = size // max(positions, 1) + int(self.bias)
+        kept_out, kept_in = (
+            side if u is None else u.shape[-1] for u, side in ((self.outputs, outputs), (self.inputs, n))
+        )
+        one_more = (rows, columns) == (kept_out + (kept_out < outputs), kept_in + (kept_in < n))
         expected = {
-            "inputs": (groups, n, kept_in),
-            "outputs": (groups, outputs, kept_out),
-            "eigenvalues": (groups, positions, kept_out, kept_in),
+            "inputs": (groups, n, min(kept_in, n)),
+            "outputs": (groups, outputs, min(kept_out, outputs)),
+            "eigenvalues": (groups, positions, rows, columns) if one_more else (groups, positions, kept_out, kept_in),
             "input_factor": (groups, n, n) if self.inputs is not None else (groups, n),
             "output_factor": (groups, outputs, outputs) if self.outputs is not None else (groups, outputs),
         }
         fits = groups and positions and not shape[0] % groups and not size % positions
-        fits = fits and (self.inputs is not None or kept_in == n) and (self.outputs is not None or kept_out == outputs)
         for name, t in self.tensors().items():
             if not fits or tuple(t.shape) != expected[name]:
                 raise ValueError(f"the {name} of a Kronecker basis have shape {tuple(t.shape)}, which does not fit")
             if not bool(torch.isfinite(t).all()):
                 raise ValueError(f"the {name} of a Kronecker basis hold NaN or infinite values")
-        if bool((self.eigenvalues < 0).any()) or not 0 <= (self.rest or 0.0) < float("inf"):
+        if bool((self.eigenvalues < 0).any()):
             raise ValueError("the eigenvalues of a Kronecker basis must be >= 0")
 
 
@@ -231,11 +261,27 @@ def as_weight(matrix: Tensor, like: Tensor) -> Tensor:
     return matrix.permute(0, 2, 3, 1).reshape(like.shape)
 
 
-def _overlap(new: Tensor | None, old: Tensor | None) -> Tensor | None:
-    """Squared cosines between new and old directions; None where they are the same."""
+def _overlap(new: Tensor | None, rest: int, old: Tensor | None) -> Tensor | None:
+    """Squared cosines between new and old directions, [groups, new, old]; None where they are the same.
+
+    The last column is what the old ones leave out. With `rest` the last row is the mean over what the new ones do.
+    """
     if new is None:
-        return None if old is None else old.square()
-    return new.mT.square() if old is None else (new.mT @ old).square()
+        if old is None:
+            return None
+        found = old.square()
+    else:
+        found = new.mT.square() if old is None else (new.mT @ old).square()
+    if old is not None:
+        found = torch.cat([found, 1 - found.sum(-1, keepdim=True)], -1)
+    if rest:
+        assert new is not None
+        n, k = new.shape[1:]
+        everything = found.new_ones(found.shape[-1])
+        if old is not None:
+            everything[-1] = n - old.shape[2]
+        found = torch.cat([found, (everything - found.sum(1, keepdim=True)) / (n - k)], 1)
+    return found.clamp_(min=0)
 
 
 def eigenvectors(factor: Tensor, energy: float, rank: int | None) -> Tensor:

@@ -110,34 +110,76 @@ def _add_second_moment(total: Tensor, rows: Tensor, scale: float) -> None:
 
 
 class Eigenvalues(Reader):
-    """Sums the squares of the per-sample gradients along each direction of a basis."""
+    """Sums the squares of the per-sample gradients along each direction of a basis, and over what it leaves out."""
 
     def __init__(self, module: nn.Module, basis: Eigenbasis) -> None:
         super().__init__(module, basis.bias, basis.eigenvalues.shape[1] > 1)
         self.basis = basis
-        self.total = torch.zeros_like(basis.eigenvalues)
-        self.trace = 0.0  # of all directions, those left out too
+        groups, positions = basis.eigenvalues.shape[:2]
+        (j, k), (m, n) = basis.kept, basis.size
+        self.total = basis.eigenvalues.new_zeros(groups, positions, j + int(j < m), k + int(k < n))
+
+    def means(self, samples: int) -> Tensor:
+        """The mean square a direction, in the shape of the basis's eigenvalues."""
+        rows, columns = self.basis.eigenvalues.shape[2:]
+        out, into = self.basis.counts()
+        return self.total[..., :rows, :columns] / (samples * out[:, None] * into)
+
+    def trace(self) -> float:
+        """Over all directions, those left out too."""
+        return float(self.total.double().sum())
 
     def read(self, a: Tensor, d: Tensor) -> None:
         u, v = self.basis.inputs, self.basis.outputs
         a, d = a.to(self.total.dtype), d.to(self.total.dtype)
         at = d.shape[2]
-        m, n, j, k = self.outputs, self.inputs, *self.total.shape[2:]
-        # Rotating rows, or the gradient they add up to: whichever is less work. With one position always the rows.
+        if at == 1:
+            right = _squares(a[:, :, :, 0], None if u is None else u[:, None])
+            left = _squares(d[:, :, 0, None], None if v is None else v[:, None])[:, :, 0]
+            self.total.add_(torch.einsum("bgj,bgsk->gsjk", left, right))
+            return
+        m, n, j, k = self.outputs, self.inputs, *self.basis.kept
         if not self.basis.complete:
-            # |sum of d_p a_p^T|^2 = sum over p and q of (d_p . d_q)(a_p . a_q)
-            self.trace += float(((d @ d.mT)[:, :, None] * (a @ a.mT)).double().sum())
+            self._read_gradients(d[:, :, None].mT @ a)
+            return
+        # Rotating rows, or the gradient they add up to: whichever is less work.
         rows = at * (n * k * self.positions + m * j + j * k * self.positions)
-        if at == 1 or rows <= self.positions * (at * m * n + m * n * k + m * j * k):
+        if rows <= self.positions * (at * m * n + m * n * k + m * j * k):
             a = a if u is None else a @ u[:, None]
             d = d if v is None else d @ v
-            if at == 1:
-                left, right = d[:, :, 0].square(), a[:, :, :, 0].square()
-                self.total.add_(torch.einsum("bgj,bgsk->gsjk", left, right))
-                return
             g = d[:, :, None].mT @ a
         else:
             g = d[:, :, None].mT @ a
             g = g if u is None else g @ u[:, None]
             g = g if v is None else v[:, None].mT @ g
         self.total.add_(g.square().sum(0))
+
+    def _read_gradients(self, g: Tensor) -> None:
+        """Of a basis that leaves directions out; g is [samples, groups, kernel positions, m, n]."""
+        u, v = self.basis.sides()
+        across = g if v is None else v.mT @ g
+        down = g if u is None else g @ u
+        kept = (across if u is None else across @ u).square().sum(0)
+        rows = across.square().sum((0, -1)) - kept.sum(-1)
+        columns = down.square().sum((0, -2)) - kept.sum(-2)
+        tail = g.square().sum((0, -2, -1)) - kept.sum((-2, -1)) - rows.sum(-1) - columns.sum(-1)
+        (j, k), (m, n) = self.basis.kept, self.basis.size
+        self.total[..., :j, :k] += kept
+        if k < n:
+            self.total[..., :j, k] += rows.clamp_(min=0)
+        if j < m:
+            self.total[..., j, :k] += columns.clamp_(min=0)
+        if k < n and j < m:
+            self.total[..., j, k] += tail.clamp_(min=0)
+
+
+def _squares(x: Tensor, directions: Tensor | None) -> Tensor:
+    """The squares of [..., n] along each direction, and where these are not all, of what they leave out."""
+    if directions is None:
+        return x.square()
+    # [samples, groups, positions, n]: one product for all samples of a group
+    along = (x.transpose(0, 2) @ directions.transpose(0, 1)).transpose(0, 2).square()
+    if directions.shape[-2] == directions.shape[-1]:
+        return along
+    left_out = (x.square().sum(-1, keepdim=True) - along.sum(-1, keepdim=True)).clamp_(min=0)
+    return torch.cat([along, left_out], -1)

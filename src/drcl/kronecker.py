@@ -73,15 +73,15 @@ class Kronecker(Fisher):
             patches are long.
         energy: tell apart only as many directions on each side as carry this share of its factor's trace.
         rank: tell apart at most this many directions a side.
-        rest: what becomes of the directions left out by these two. "mean" holds them as one, by the mean of their
-            importance; "free" does not protect them at all (a strength of inf still holds every weight). Either costs
-            nothing.
+        rest: what becomes of the directions left out by these two. "mean" holds them by the mean of their importance,
+            one mean for each output direction that is kept, one for each input direction, one for all others; "free"
+            does not protect them at all (a strength of inf still holds every weight).
         largest: a side longer than this is not rotated (a convolution's patches: its channels are tried first).
 
-    A step rotates the weights there and back: with m outputs, n inputs and j, k directions kept some
-    4 (m n j + j n k) operations a layer. Use ``energy`` or ``rank``, and ``DRCL(plasticity_steps=n)``, which negotiates
-    once for n optimizer steps, to make that small beside the n forward and backward passes. Memory a layer: n^2 + m^2
-    for the factors, n k + m j for the directions, j k for their importance.
+    A step rotates the weights there and back: with m outputs, n inputs and j, k directions kept some 4 m n (j + k)
+    operations a layer. Use ``rank``, and ``DRCL(plasticity_steps=n)``, which negotiates once for n optimizer steps, to
+    make that small beside the n forward and backward passes. Memory a layer: n^2 + m^2 for the factors, n k + m j for
+    the directions, j k for their importance.
     """
 
     labels: Labels = "signs"
@@ -338,22 +338,15 @@ class _Work:
         limits = self.options.energy, self.options.rank
         u = eigenvectors(a, *limits) if a.ndim == 3 else None
         v = eigenvectors(g, *limits) if g.ndim == 3 else None
-        inputs, outputs = _along(a, u), _along(g, v)
+        rest = self.options.rest == "mean"
+        inputs, outputs = _along(a, u, rest), _along(g, v, rest)
         values = (outputs[:, None, :, None] * inputs[:, None, None, :] / count).clamp_(min=0)
         values = values.expand(-1, f.positions, -1, -1).contiguous()
-        basis = Eigenbasis(u, v, values, a, g, name in self.biased, count)
-        return self._with_rest(basis, self._product_trace(name, a, g) / count)
+        return Eigenbasis(u, v, values, a, g, name in self.biased, count)
 
     def _product_trace(self, name: str, a: Tensor, g: Tensor) -> float:
         """The importance of all directions together, as the factors have it."""
         return float((_trace(a) * _trace(g)).double().sum()) * self.factors[name].positions
-
-    def _with_rest(self, basis: Eigenbasis, trace: float) -> Eigenbasis:
-        """What the trace has beyond the kept directions, spread evenly over the others."""
-        if basis.complete or self.options.rest == "free":
-            return replace(basis, rest=None)
-        missing = trace - float(basis.eigenvalues.double().sum())
-        return replace(basis, rest=max(missing, 0.0) / basis.left_out)
 
     def _with_exact_eigenvalues(
         self, bases: dict[str, Eigenbasis], history: History, diagonal: float
@@ -361,24 +354,17 @@ class _Work:
         readers = {name: Eigenvalues(self.layers[name], basis) for name, basis in bases.items()}
         self._read(readers)
         found = {}
-        traces = {name: self._exact_trace(basis, readers[name]) for name, basis in bases.items()}
+        traces = {name: reader.trace() / self.samples for name, reader in readers.items()}
         units, unit = self._units(traces, diagonal, history)
         for name, basis in bases.items():
-            values, trace = readers[name].total / self.samples * units[name], traces[name] * units[name]
+            values = readers[name].means(self.samples) * units[name]
             old = self._fitting(name, history)
             if old is not None:
                 values.add_(old.seen_in(basis), alpha=history.keep * history.mean)
-                trace += history.keep * history.mean * old.total
             elif history.keep and name in history.importance:
-                weight, bias = self._earlier(name, history)
-                values.add_(basis.see(weight, bias), alpha=history.keep)
-                trace += history.keep * float(weight.sum() + (0 if bias is None else bias.sum()))
-            found[name] = self._with_rest(replace(basis, eigenvalues=values.clamp_(min=0)), trace)
+                values.add_(basis.see(*self._earlier(name, history)), alpha=history.keep)
+            found[name] = replace(basis, eigenvalues=values.clamp_(min=0))
         return found, unit
-
-    def _exact_trace(self, basis: Eigenbasis, reader: Eigenvalues) -> float:
-        """The importance of all directions together, as per-sample gradients have it."""
-        return (float(reader.total.double().sum()) if basis.complete else reader.trace) / self.samples
 
     def _fitting(self, name: str, history: History) -> Eigenbasis | None:
         """The layer's earlier basis, if it was made with the same options."""
@@ -411,9 +397,14 @@ def _trace(factor: Tensor) -> Tensor:
     return diagonal.sum(-1, keepdim=True)
 
 
-def _along(factor: Tensor, directions: Tensor | None) -> Tensor:
-    """u^T factor u for every direction u."""
-    return factor if directions is None else (directions * (factor @ directions)).sum(1)
+def _along(factor: Tensor, directions: Tensor | None, rest: bool) -> Tensor:
+    """u^T factor u for every direction u, and with `rest` its mean over what they leave out."""
+    if directions is None:
+        return factor
+    along, (n, kept) = (directions * (factor @ directions)).sum(1), directions.shape[1:]
+    if not rest or kept == n:
+        return along
+    return torch.cat([along, (_trace(factor) - along.sum(-1, keepdim=True)).clamp_(min=0) / (n - kept)], -1)
 
 
 def _add_diagonal(a: Tensor, g: Tensor, earlier: tuple[Tensor, Tensor | None], keep: float) -> None:

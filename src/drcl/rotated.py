@@ -1,8 +1,7 @@
 """The splitting step of layers that are held along the directions of an eigenbasis instead of weight by weight.
 
 With s what plain SGD would subtract, the step is the one of `drcl.kernels`, except that the proximal map is taken on
-D = U_G^T (r - a) U_A. Where only some directions are kept, the rest of r - a is one vector with one penalty, whose
-prox is a factor c (1 where the rest is free): z = a + c (r - a) + U_G (prox(D) - c D) U_A^T.
+the coordinates of r - a in the eigenbasis (`drcl.coordinates`).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from drcl.coordinates import Coordinates
 from drcl.eigenbasis import Eigenbasis, as_weight
 from drcl.kernels import Rule, Weight, proposal
 from drcl.prox import Prox
@@ -47,36 +47,7 @@ class Proposal:
     weight: Weight
     bias: Weight | None
     steps: list[tuple[Weight, Tensor, Tensor]] = field(default_factory=list)  # (which, s, r)
-    d: Tensor | None = None
-
-    def across(self) -> float:
-        """|r - a| outside of the kept directions."""
-        assert self.d is not None
-        whole = sum(float((r - w.anchor).double().square().sum()) for w, _, r in self.steps)
-        return math.sqrt(max(whole - float(self.d.double().square().sum()), 0.0))
-
-    def rest_factor(self, rule: Rule) -> float:
-        """What the prox leaves of the rest; a soft threshold that is spread over its directions, and a shrinkage."""
-        rest = self.layer.basis.rest
-        if rest is None or rule.mix is None:
-            return 1.0
-        t, size = rule.gamma * rule.strength * (rest + rule.damping), self.across()
-        bound = t * rule.mix * math.sqrt(self.layer.basis.left_out)
-        return 0.0 if size <= bound else (1 - bound / size) / (1 + t * (1 - rule.mix))
-
-    def rest_ratio(self, rule: Rule) -> float | None:
-        """The strength that would just hold the rest; None where none does."""
-        rest = self.layer.basis.rest
-        if rest is None:
-            return None
-        unit = rule.gamma * (rest + rule.damping) * (rule.mix or 1.0)
-        return self.across() / (unit * math.sqrt(self.layer.basis.left_out))
-
-    def ratios(self, rule: Rule) -> Tensor:
-        """The strength that would just hold each direction."""
-        assert self.d is not None
-        f = self.layer.basis.eigenvalues
-        return (self.d.abs() / ((f + rule.damping) * (rule.gamma * (rule.mix or 1.0)))).flatten()
+    at: Coordinates | None = None  # r - a in the eigenbasis
 
 
 def split(layers: Mapping[Tensor, Layer], weights: Sequence[Weight]) -> tuple[list[Proposal], list[Weight]]:
@@ -110,27 +81,21 @@ def propose(p: Proposal, rule: Rule, rotate: bool) -> None:
     if rotate:
         basis = p.layer.basis
         moved = [r - w.anchor for w, _, r in p.steps]
-        p.d = basis.rotate(basis.matrix(moved[0]), basis.column(moved[1]) if len(moved) > 1 else None)
+        p.at = Coordinates(basis, basis.matrix(moved[0]), basis.column(moved[1]) if len(moved) > 1 else None)
 
 
 def settle(p: Proposal, rule: Rule) -> None:
     """z by the prox along the directions, y' = z + s."""
-    basis, change, c = p.layer.basis, None, 0.0
+    change = None
     if not math.isinf(rule.strength):
-        assert p.d is not None
-        kept = rule.prox(p.d, torch.zeros_like(p.d), rule.threshold(basis.eigenvalues))
-        c = 0.0 if basis.complete else p.rest_factor(rule)
-        change = kept.sub_(p.d, alpha=c) if c else kept
-        if not c and not bool(change.any()):
-            change = None  # every direction is held: nothing to rotate back
-    parts = None if change is None else basis.rotate_back(change)
+        assert p.at is not None
+        change = p.at.settled(rule)
     for k, (w, s, r) in enumerate(p.steps):
-        if parts is None:
-            z = w.anchor.to(r.dtype)
-        else:
-            anchor = w.anchor.to(r.dtype)
-            start = anchor if c == 0 else r if c == 1 else torch.lerp(anchor, r, c)
-            z = start + (as_weight(parts[0], w.y) if k == 0 else parts[1].reshape(w.y.shape))
+        z = w.anchor.to(r.dtype)
+        if change is not None:
+            n = change.shape[-1] - int(p.layer.basis.bias)
+            part = as_weight(change[..., :n], w.y) if k == 0 else change[..., n:].reshape(w.y.shape)
+            z = (r if p.layer.basis.free else z) + part
         if w.z is not None:
             w.z.copy_(z)
         w.y.copy_(z + s if rule.reflect else z)

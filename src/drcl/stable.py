@@ -28,10 +28,10 @@ def choose(
 ) -> float:
     """The strength for this step. `protected` counts the group's protected weights, those without gradient too.
 
-    Of `layers`, held in an eigenbasis, it is directions that are held; those left out there all at once or never.
+    Of `layers`, held in an eigenbasis, it is directions that are held; of those left out there whole rows at once.
     """
     bases = [layer.layer.basis for layer in layers]
-    always = sum(b.left_out for b in bases if b.rest is None)
+    always = sum(b.left_out for b in bases if b.free)
     active = sum(w.y.numel() for w in weights) + sum(b.directions + b.left_out for b in bases) - always
     if not active or not rule.gamma:  # nothing can move, and nothing can be learned about the strength
         return float(group["chosen_strength"] or 0.0)
@@ -66,12 +66,16 @@ def _directions(layers: Sequence[Proposal], rule: Rule, active: int) -> list[Ten
     """The same for the directions of layers, whose r - a is already at hand."""
     out = []
     for p in layers:
-        n, left_out = p.layer.basis.directions, p.layer.basis.left_out
-        ratios = p.ratios(rule)
-        out.append(ratios if active <= SAMPLE else ratios[_sample(n, _picks(n, active), ratios.device)])
-        whole = p.rest_ratio(rule) if left_out else None
-        if whole is not None:
-            out.append(torch.full((_picks(left_out, active),), whole, dtype=ratios.dtype, device=ratios.device))
+        assert p.at is not None
+        ratios, basis = p.at.ratios(rule), p.layer.basis
+        # Every direction left out has the ratio of the row, column or tail that it is part of.
+        groups, positions, rows, columns = ratios.shape
+        m, n = basis.kept if basis.free else basis.size
+        count = groups * positions * m * n
+        picks = count if active <= SAMPLE else _picks(count, active)
+        at = torch.arange(count, device=ratios.device) if picks == count else _sample(count, picks, ratios.device)
+        group, row, column = at // (m * n), (at // n) % m, at % n
+        out.append(ratios.flatten(0, 1)[group, row.clamp(max=rows - 1), column.clamp(max=columns - 1)])
     return out
 
 
