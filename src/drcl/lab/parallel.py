@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from drcl.estimator import Importance
 from drcl.importance import Fisher
+from drcl.kronecker import History, Kronecker, Measured
 from drcl.persample import Forward
 
 
@@ -138,3 +139,34 @@ class Reduced(Importance):
 
     def describe(self) -> dict[str, Any]:
         return self.inner.describe()
+
+
+class FromTheFirst(Kronecker):
+    """Directions that the first process finds and all others take from it.
+
+    Made by each for itself they would differ: equal matrices have eigenvectors that are equal only up to rounding.
+    """
+
+    def measure(
+        self,
+        model: nn.Module,
+        batches: Any,
+        parameters: dict[str, nn.Parameter],
+        forward: Forward | None = None,
+        history: History | None = None,
+    ) -> Measured:
+        here = world()
+        if here.size == 1:
+            return super().measure(model, batches, parameters, forward, history)
+        found: list[Any] = [None]
+        if here.rank == 0:
+            try:
+                importance, bases = super().measure(model, batches, parameters, forward, history)
+                on_cpu = {n: b.cast(torch.empty(0), b.eigenvalues.dtype) for n, b in bases.items()}
+                found = [Measured({n: t.cpu() for n, t in importance.items()}, on_cpu)]
+            except Exception as reason:  # the others wait for an answer, and get this one
+                found = [reason]
+        dist.broadcast_object_list(found, 0)
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return Measured({n: t.to(parameters[n].device) for n, t in found[0].importance.items()}, found[0].bases)

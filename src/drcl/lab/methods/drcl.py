@@ -30,7 +30,7 @@ from drcl.lab import seeds
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
-from drcl.lab.parallel import Reduced, world
+from drcl.lab.parallel import FromTheFirst, Reduced
 from drcl.lab.streams import Task
 from drcl.lab.training import option
 from drcl.options import PRESETS, SPLITTINGS, one_of, settings
@@ -101,8 +101,6 @@ class DouglasRachford(Method):
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        if self.importance == "kronecker" and world().size > 1:
-            raise ValueError("drcl: importance=kronecker is not reduced over processes; run it on one, or take fisher")
         if self.preset is not None and setting.optimizer != "sgd":
             raise ValueError(f"drcl: preset={self.preset} is of plain SGD; take optimizer=sgd, not {setting.optimizer}")
         guarded = self.protected()
@@ -160,7 +158,7 @@ class DouglasRachford(Method):
     def _estimator(self, count: int, task: Task) -> Importance:
         seed = seeds.derive(self.setting.seed, "importance", task.index)
         if self.importance == "kronecker":
-            return Kronecker(samples=count, labels=self.labels, seed=seed, **self._directions())
+            return FromTheFirst(samples=count, labels=self.labels, seed=seed, **self._directions())
         if self.importance == "mas":
             return Reduced(MAS(samples=count, seed=seed))
         return Reduced(Fisher(samples=count, labels=self.labels, seed=seed))
