@@ -204,7 +204,7 @@ class Eigenbasis:
         basis = cls(**made, bias=bool(facts["bias"]), count=float(facts["count"]))  # type: ignore[arg-type]
         if facts.get("rest") is None or basis.eigenvalues.ndim != 4:
             return basis
-        # Version 0.1 held all that is left out as one, by one mean.
+        # Early files held all that is left out by one mean.
         rows, columns = (int(a < b) for a, b in zip(basis.kept, basis.size))
         padded = torch.nn.functional.pad(basis.eigenvalues, (0, columns, 0, rows), value=float(facts["rest"]))
         return replace(basis, eigenvalues=padded)
