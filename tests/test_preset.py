@@ -85,10 +85,14 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_directions_stand_for_these_settings_and_for_kronecker(make):
+STRENGTHS = {"sgd": 0.03, "adam": 3.0}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_directions_stand_for_these_settings_and_for_kronecker(name):
+    make, settings = MAKERS[name], {**DIRECTIONS, "strength": STRENGTHS[name]}
     models, opts = (mlp(), mlp()), []
-    for model, options, importance in zip(models, ({"preset": "directions"}, DIRECTIONS), (None, Kronecker())):
+    for model, options, importance in zip(models, ({"preset": "directions"}, settings), (None, Kronecker())):
         opts.append(make(model.named_parameters(), **options))
         for number in range(2):
             fit(model, opts[-1], task(number), epochs=3)
@@ -101,7 +105,7 @@ def test_directions_stand_for_these_settings_and_for_kronecker(make):
     assert not opts[0].anchor.bases
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
@@ -111,11 +115,18 @@ def test_directions_stand_for_these_settings_and_for_kronecker(make):
         *(("splitting", "douglas-rachford", "douglas-rachford"), ("normalise", "tensor", "tensor")),
     ],
 )
-def test_what_is_given_beside_directions_wins(make, name, value, found):
-    opt = make(list(mlp().named_parameters()), preset="directions", **{name: value})
+def test_what_is_given_beside_directions_wins(maker, name, value, found):
+    opt = MAKERS[maker](list(mlp().named_parameters()), preset="directions", **{name: value})
     settings = {**vars(opt.solver), **opt.param_groups[0]}
-    wanted = {**DIRECTIONS, "prox": L2(), name: found}
+    wanted = {**DIRECTIONS, "strength": STRENGTHS[maker], "prox": L2(), name: found}
     assert {key: settings[key] for key in wanted} == wanted
+
+
+def test_only_optimizers_that_divide_by_the_gradient_get_the_larger_strength():
+    p = list(mlp().named_parameters())
+    for make, wanted in ((torch.optim.AdamW, 3.0), (torch.optim.NAdam, 3.0), (torch.optim.SGD, 0.03)):
+        assert DRCL.around(make(p, lr=0.01), preset="directions").strengths == [wanted]
+    assert DRCL.around(torch.optim.AdamW(p)).strengths == [0.01]
 
 
 def test_a_share_of_directions_to_hold_takes_l1():

@@ -44,6 +44,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         damping=0.0,
     ),
 }
+# Of "directions" around optimizers that divide by the size of the gradient.
+STRENGTH_AROUND_ADAM = 3.0
 GROUP_OPTIONS = {
     *("params", "param_names", "lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize"),
     *("strength", "stable", "free", "damping", "chosen_strength"),

@@ -24,7 +24,7 @@ class KroneckerDouglasRachford(DouglasRachford):
     name: ClassVar[str] = "drcl-kronecker"
     about: ClassVar[str] = "DRCL that protects directions of layers in place of single weights"
 
-    strength: float = option(0.03, "lambda, on shares in a million a task; 0 protects nothing, inf freezes")
+    strength: float = option(0.03, "lambda, on shares in a million a task; give 3 with adam")
     prox: Literal["l1", "l2", "elastic"] = option("l2", "the penalty whose proximal map is taken")
     plasticity_steps: int = option(10, "optimizer steps that form one proposal")
     normalise: Literal["task", "share", "global", "tensor"] = option("share", NORMALISE)
