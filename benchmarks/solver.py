@@ -42,7 +42,7 @@ def options(plan: dict[str, Any], benchmark: str, variant: dict[str, Any]) -> di
     """The options of the variant's runs; `rounds` is measured in the benchmark's own length."""
     own = {k: v for k, v in variant.items() if k not in ("about", "method", "fixed", "range", "rounds")}
     if variant.get("method", "drcl").startswith("drcl") and "preset" not in own:
-        own = {"normalise": "global", **own}  # the base of the study; today's default came out of it
+        own = {"normalise": "global", "rank": "none", **own}  # the base of the study; today's defaults came out of it
     given = {**plan["benchmark"][benchmark], **own}
     made = RunConfig.make(benchmark, variant.get("method", "drcl"), 0, given).make_benchmark()
     if "rounds" in variant:

@@ -389,3 +389,15 @@ def test_a_history_of_single_weights_is_taken_along():
         truth = torch.cat([earlier[name], bias[:, None]], 1)
         torch.testing.assert_close(rank_one.sum(0), truth.sum(0))
         torch.testing.assert_close(rank_one.sum(1), truth.sum(1))
+
+
+def test_long_sides_are_cut_to_256_directions_and_others_kept_whole():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(500, 256), nn.ReLU(), nn.Linear(256, 3))
+    data = [(torch.randn(8, 500), torch.randint(3, (8,)))]
+    bases = Kronecker().measure(model, data, dict(model.named_parameters())).bases
+    assert [b.kept for b in bases.values()] == [(256, 256), (3, 257)]
+    assert [b.size for b in bases.values()] == [(256, 501), (3, 257)]
+    whole = Kronecker(rank=None).measure(model, data, dict(model.named_parameters())).bases
+    assert all(b.complete for b in whole.values())
+    assert [b.total for b in bases.values()] == pytest.approx([b.total for b in whole.values()], rel=1e-4)

@@ -285,7 +285,10 @@ def _overlap(new: Tensor | None, rest: int, old: Tensor | None) -> Tensor | None
 
 
 def eigenvectors(factor: Tensor, energy: float, rank: int | None) -> Tensor:
-    """Orthonormal columns [groups, n, kept], largest eigenvalue first, enough to carry this share of the trace."""
+    """Orthonormal columns [groups, n, kept], largest eigenvalue first, enough to carry this share of the trace.
+
+    Of a side that is more than half again as long as `rank` there are at most so many; below that nothing is saved.
+    """
     n = factor.shape[-1]
     # Twice the digits cost twice the time: worth it except where that is seconds.
     wide = factor.double() if n <= 1200 else factor
@@ -301,5 +304,6 @@ def eigenvectors(factor: Tensor, energy: float, rank: int | None) -> Tensor:
     if energy < 1:
         share = values.double().cumsum(-1) / values.double().sum(-1, keepdim=True).clamp(min=1e-300)
         kept = int((share < energy).sum(-1).max()) + 1  # the hungriest group decides for all
-    kept = min(kept, n, rank or n)
+    if rank is not None and 2 * n > 3 * rank:
+        kept = min(kept, rank)
     return vectors[..., :kept].to(factor.device, factor.dtype).contiguous()

@@ -72,15 +72,16 @@ class Kronecker(Fisher):
             keeps a convolution's kernel positions apart (and its bias out of it): for wide convolutions, whose
             patches are long.
         energy: tell apart only as many directions on each side as carry this share of its factor's trace.
-        rank: tell apart at most this many directions a side.
+        rank: tell apart at most this many directions of a side that is more than half again as long; None: of any.
+            A shorter side is kept whole, which costs no more.
         rest: what becomes of the directions left out by these two. "mean" holds them by the mean of their importance,
             one mean for each output direction that is kept, one for each input direction, one for all others; "free"
             does not protect them at all (a strength of inf still holds every weight).
         largest: a side longer than this is not rotated (a convolution's patches: its channels are tried first).
 
     A step rotates the weights there and back: with m outputs, n inputs and j, k directions kept some 4 m n (j + k)
-    operations a layer. Use ``rank``, and ``DRCL(plasticity_steps=n)``, which negotiates once for n optimizer steps, to
-    make that small beside the n forward and backward passes. Memory a layer: n^2 + m^2 for the factors, n k + m j for
+    operations a layer. ``rank`` and ``DRCL(plasticity_steps=n)``, which negotiates once for n optimizer steps, make
+    that small beside the n forward and backward passes. Memory a layer: n^2 + m^2 for the factors, n k + m j for
     the directions, j k for their importance.
     """
 
@@ -89,7 +90,7 @@ class Kronecker(Fisher):
     rotate: Sides = "both"
     convolutions: Literal["patches", "channels"] = "patches"
     energy: float = 1.0
-    rank: int | None = None
+    rank: int | None = 256
     rest: Literal["mean", "free"] = "mean"
     largest: int = 4096
 

@@ -190,3 +190,15 @@ def test_a_network_by_its_kind_and_one_of_its_arguments(order):
     given = dict([("model", "alexnet-gpm"), ("model.width", "0.25")][::order])
     made = RunConfig.make("cifar100-10", "sgd", 0, given).make_benchmark()
     assert dict(made.model) == {"kind": "alexnet-gpm", "width": 0.25}
+
+
+def test_none_where_it_is_not_the_default_survives_the_file(tmp_path):
+    config = RunConfig.make("digits-permuted", "drcl-kronecker", 0, {"samples": "none", "rank": "none"})
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    again = RunConfig.from_toml(tmp_path / "config.toml")
+    assert again.key() == config.key()
+    assert again.to_toml() == config.to_toml()
+    method = again.make_method()
+    assert (method.samples, method.rank, method.stable) == (None, None, None)
+    assert "stable" not in config.to_toml()  # none by default: left out
+    assert config.name != RunConfig.make("digits-permuted", "drcl-kronecker", 0).name

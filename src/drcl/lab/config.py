@@ -136,7 +136,7 @@ class RunConfig:
         ]
 
     def to_toml(self) -> str:
-        """The resolved config as text. Options that are none are left out: TOML has no word for it."""
+        """The resolved config as text."""
         return tomli_w.dumps(self._tables(operation=True))
 
     @classmethod
@@ -163,8 +163,11 @@ class RunConfig:
     def _tables(self, operation: bool) -> dict[str, Any]:
         full = self.resolved()
         out: dict[str, Any] = {"benchmark": full.benchmark, "method": full.method, "seed": full.seed}
+        # TOML has no word for none: it is left out where it is the default, and else a text that is read as none.
+        usual = {"method_options": options_.defaults(methods.get(full.method)), "training": options_.defaults(Training)}
         for table in PREFIXES.values():
-            out[table] = {k: _plain(v) for k, v in getattr(full, table).items() if v is not None}
+            told = {k: "none" if v is None else _plain(v) for k, v in getattr(full, table).items()}
+            out[table] = {k: v for k, v in told.items() if v != "none" or usual.get(table, {}).get(k) is not None}
         how = {k: out["training"].pop(k) for k in OPERATION if k in out["training"]}
         return out | ({"operation": how} if operation else {})
 

@@ -75,7 +75,7 @@ class DouglasRachford(Method):
     convolutions: Literal["patches", "channels"] = option(
         "patches", "kronecker: channels and kernel positions together, or channels only"
     )
-    rank: int | None = option(None, "kronecker: at most this many directions a side told apart")
+    rank: int | None = option(256, "kronecker: at most this many directions of a long side told apart; none: all")
     energy: float = option(1.0, "kronecker: as many directions a side as carry this share of its trace")
     rest: Literal["mean", "free"] = option("mean", "kronecker: directions left out by these two held as one, or free")
     path_damping: float = option(0.1, "damping of the path integral")
