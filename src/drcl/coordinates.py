@@ -24,25 +24,19 @@ from drcl.kernels import Rule
 
 @dataclass
 class Coordinates:
-    """`w` and `b` are D as `Eigenbasis.matrix` and `column` have them; they are not needed any more afterwards."""
+    """`d` is D as `Eigenbasis.difference` makes it; `settled` may write into it."""
 
     basis: Eigenbasis
-    w: Tensor
-    b: Tensor | None
+    d: Tensor
     kept: Tensor = field(init=False)
-    d: Tensor | None = None  # D in one piece, where directions are left out and protected
-    rows: Tensor | None = None  # U_G^T D, where inputs are left out
+    rows: Tensor | None = None  # U_G^T D, where inputs are left out and protected
     columns: Tensor | None = None  # D U_A, where outputs are
 
     def __post_init__(self) -> None:
         basis = self.basis
         if basis.complete or basis.free:
-            self.kept = basis.rotate(self.w, self.b)
+            self.kept = basis.rotate(self.d)
             return
-        self.d = self.w
-        if basis.bias:
-            last = self.w.new_zeros(self.w.shape[:-1]) if self.b is None else self.b.expand(self.w.shape[:-1])
-            self.d = torch.cat([self.w, last[..., None]], -1)
         (j, k), (m, n) = basis.kept, basis.size
         u, v = basis.sides()
         if j < m:
@@ -59,7 +53,7 @@ class Coordinates:
     def sizes(self) -> Tensor:
         """The length of each coordinate, in the shape of the eigenvalues."""
         found = self.kept.abs()
-        if self.d is None:
+        if self.rows is None and self.columns is None:
             return found
         squares = self.kept.double().square()
         rows = None if self.rows is None else self.rows.double().square().sum(-1) - squares.sum(-1)
@@ -79,14 +73,14 @@ class Coordinates:
         return self.sizes() / (unit * self._roots())
 
     def settled(self, rule: Rule) -> Tensor | None:
-        """z - a by the prox, as one matrix with the bias as its last column; None where that is zero throughout.
+        """z - a by the prox, in the shape of D; None where that is zero throughout.
 
         With directions that are not protected it is what the prox adds to D.
         """
         basis, (j, k) = self.basis, self.basis.kept
         values = basis.eigenvalues
         kept = rule.prox(self.kept, torch.zeros_like(self.kept), rule.threshold(values[..., :j, :k]))
-        if self.d is None:
+        if self.rows is None and self.columns is None:
             change = kept.sub_(self.kept) if basis.free else kept
             return basis.rotate_back(change) if basis.free or bool(change.any()) else None
         factors = self._factors(rule)
@@ -107,8 +101,11 @@ class Coordinates:
         assert u is not None
         across, down, tail = factors[..., :j, k:], factors[..., j:, :k], factors[..., j:, k:]
         kept -= self.kept * (across + down - tail)
-        out = _plus(self.d * tail, v, self.rows * (across - tail))
-        return _plus(out, _plus(self.columns * (down - tail), v, kept), u.mT)
+        left = _plus(self.columns.mul_(down - tail), v, kept)
+        # Both ways back as one product, with D read and written once.
+        ways = torch.cat([v.expand(*left.shape[:-1], -1), left], -1)
+        back = torch.cat([self.rows.mul_(across - tail), u.mT.expand(*self.rows.shape[:2], -1, -1)], -2)
+        return _plus(self.d, ways, back, tail)
 
     def _factors(self, rule: Rule) -> Tensor:
         """What the prox leaves of a vector with one penalty: a soft threshold spread over it, and a shrinkage."""
@@ -125,9 +122,9 @@ class Coordinates:
         return out.sqrt()[:, None] * into.sqrt()
 
 
-def _plus(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b, in place; as one operation where there is a single matrix."""
+def _plus(total: Tensor, a: Tensor, b: Tensor, scale: Tensor | None = None) -> Tensor:
+    """scale * total + a @ b, in place; as one operation where there is a single matrix."""
     if total.shape[:2] == (1, 1):
-        total[0, 0].addmm_(a[0, 0], b[0, 0])
+        total[0, 0].addmm_(a[0, 0], b[0, 0], beta=1 if scale is None else float(scale))
         return total
-    return total.add_(a @ b)
+    return (total if scale is None else total.mul_(scale)).add_(a @ b)

@@ -111,8 +111,8 @@ def _unmoved_directions(anchor: Anchor, own: dict[str, Tensor], name: str) -> in
     if all(torch.equal(w, a) for w, a in pairs):
         return sum(w.numel() for w, _ in pairs)
     basis = basis.cast(pairs[0][0], torch.float64)
-    change = [w.double() - a.double() for w, a in pairs]
-    d = basis.rotate(basis.matrix(change[0]), basis.column(change[1]) if basis.bias else None)
+    exact = [(w.double(), a.double()) for w, a in pairs]
+    d = basis.rotate(basis.difference(exact[0], exact[1] if basis.bias else None))
     # The weights themselves are rounded, and every direction gets a share of that.
     rounding = torch.finfo(pairs[0][0].dtype).eps * max(float(torch.maximum(w.abs(), a.abs()).max()) for w, a in pairs)
     return int((d.abs() <= 16 * rounding).sum())

@@ -98,44 +98,34 @@ class Eigenbasis:
         made = {n: t.detach().to(like.device, dtype, copy=True).contiguous() for n, t in self.tensors().items()}
         return replace(self, **made)  # type: ignore[arg-type]
 
-    def matrix(self, weight: Tensor) -> Tensor:
-        """The weight as [groups, positions, outputs, inputs]."""
+    def difference(self, weight: tuple[Tensor, Tensor], bias: tuple[Tensor, Tensor] | None) -> Tensor:
+        """One minus the other of each pair, as [groups, positions, outputs, inputs]; a bias without a pair is zero."""
         groups, positions = self.eigenvalues.shape[:2]
-        return as_matrix(weight, groups, positions)
-
-    def column(self, bias: Tensor) -> Tensor:
-        """The bias as [groups, 1, outputs]."""
-        return bias.reshape(self.eigenvalues.shape[0], 1, -1)
+        one, other = (as_matrix(t, groups, positions) for t in weight)
+        if not self.bias:
+            return one - other
+        d = one.new_empty(*one.shape[:-1], one.shape[-1] + 1)
+        torch.sub(one, other, out=d[..., :-1])
+        d[..., -1] = 0 if bias is None else (bias[0] - bias[1]).reshape(groups, 1, -1)
+        return d
 
     # -- the rotation ----------------------------------------------------------------------------------------------
 
-    def rotate(self, w: Tensor, b: Tensor | None) -> Tensor:
-        """U_G^T [w b] U_A: coordinates along the kept directions. `b` is None for a bias of zero."""
+    def rotate(self, d: Tensor) -> Tensor:
+        """U_G^T d U_A: coordinates along the kept directions."""
         u, v = self.sides()
-        if u is None:
-            if self.bias:
-                last = w.new_zeros(w.shape[:-1]) if b is None else b.expand(w.shape[:-1])
-                w = torch.cat([w, last[..., None]], -1)
-            return w if v is None else v.mT @ w
-        if v is not None and self._outputs_first():
-            w, b = v.mT @ w, None if b is None else (v.mT @ b[..., None])[..., 0]
-            return self._along_inputs(w, b, u)
-        d = self._along_inputs(w, b, u)
-        return d if v is None else v.mT @ d
+        if u is None or v is None or self._outputs_first():
+            d = d if v is None else v.mT @ d
+            return d if u is None else d @ u
+        return v.mT @ (d @ u)
 
     def rotate_back(self, d: Tensor) -> Tensor:
-        """U_G d U_A^T, with the bias as its last column."""
+        """U_G d U_A^T."""
         u, v = self.sides()
         if u is None or v is None or self._outputs_first(back=True):
             d = d if v is None else v @ d
             return d if u is None else d @ u.mT
         return v @ (d @ u.mT)
-
-    def _along_inputs(self, w: Tensor, b: Tensor | None, u: Tensor) -> Tensor:
-        if not self.bias:
-            return w @ u
-        d = w @ u[..., :-1, :]
-        return d if b is None else d.addcmul_(b[..., None], u[..., -1:, :])
 
     def sides(self) -> tuple[Tensor | None, Tensor | None]:
         """U_A and U_G, to be multiplied with matrices [groups, positions, ...]."""

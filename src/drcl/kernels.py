@@ -66,6 +66,7 @@ class Weight:
     z: Tensor | None = None
     buffer: Tensor | None = None
     first: bool = False  # the momentum buffer is empty and starts at this gradient
+    done: bool = False  # y holds the proposal x already, for layers without reflection only; g says nothing
 
 
 def proposal(y: Tensor, g: Tensor, buffer: Tensor | None, first: bool, rule: Rule) -> Tensor:

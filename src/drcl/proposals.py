@@ -95,15 +95,32 @@ def _begin(optimizer: DRCL, every: bool) -> None:
 def finish(optimizer: DRCL) -> None:
     """Negotiate the proposal as it stands: the model goes back to y, and y - x takes the place of gamma * gradient."""
     for group, gamma in zip(optimizer.param_groups, optimizer._progress["gammas"]):
-        weights = []
+        weights, layers = [], _finished_layers(optimizer, group)
         for p in group["params"]:
             start = optimizer.state.get(p, {}).pop("start", None)
-            if start is not None and optimizer.holds(group, p):
-                s = start - p
+            if start is None or not optimizer.holds(group, p):
+                continue
+            if p in layers:
+                made = negotiation.weight(optimizer, p, p)
+                made.done = True
+            else:
+                made = negotiation.weight(optimizer, p, start - p)
                 p.copy_(start)
-                weights.append(negotiation.weight(optimizer, p, s))
+            weights.append(made)
         negotiation.negotiate(optimizer, group, weights, negotiation.rule(optimizer, {**group, **DONE}, gamma))
     optimizer._progress["steps_in_proposal"] = 0
+
+
+def _finished_layers(optimizer: DRCL, group: dict[str, Any]) -> set[Tensor]:
+    """Parameters of layers with an eigenbasis: without reflection they go from x to z at once, without y - x."""
+    found: set[Tensor] = set()
+    if optimizer.solver.splitting != "forward-backward":
+        return found
+    for p in group["params"]:
+        layer = optimizer._layers.get(p)
+        if layer is not None and "start" in optimizer.state[p]:
+            found |= {p} if layer.bias is None or "start" not in optimizer.state[layer.bias] else {p, layer.bias}
+    return found
 
 
 # -- plain steps ---------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Proposal:
     layer: Layer
     weight: Weight
     bias: Weight | None
-    steps: list[tuple[Weight, Tensor, Tensor]] = field(default_factory=list)  # (which, s, r)
+    steps: list[tuple[Weight, Tensor | None, Tensor]] = field(default_factory=list)  # (which, s, r)
     at: Coordinates | None = None  # r - a in the eigenbasis
 
 
@@ -68,37 +68,44 @@ def split(layers: Mapping[Tensor, Layer], weights: Sequence[Weight]) -> tuple[li
 
 def propose(p: Proposal, rule: Rule, rotate: bool) -> None:
     """s and r of the layer, its momentum advanced; and r - a along the directions."""
+    wide = p.layer.basis.eigenvalues.dtype
     for w in (p.weight, p.bias):
         if w is None:
             continue
-        wide = p.layer.basis.eigenvalues.dtype
-        buffer = None if w.buffer is None else w.buffer.to(wide)
         y = w.y.to(wide)
+        if w.done:
+            p.steps.append((w, None, y))
+            continue
+        buffer = None if w.buffer is None else w.buffer.to(wide)
         s = proposal(y, w.g.to(wide), buffer, w.first, rule)
         if w.buffer is not None and buffer is not None and buffer is not w.buffer:
             w.buffer.copy_(buffer)
         p.steps.append((w, s, torch.sub(y, s, alpha=2 if rule.reflect else 1)))
     if rotate:
-        basis = p.layer.basis
-        moved = [r - w.anchor for w, _, r in p.steps]
-        p.at = Coordinates(basis, basis.matrix(moved[0]), basis.column(moved[1]) if len(moved) > 1 else None)
+        pairs = [(r, w.anchor.to(wide)) for w, _, r in p.steps]
+        p.at = Coordinates(p.layer.basis, p.layer.basis.difference(pairs[0], pairs[1] if len(pairs) > 1 else None))
 
 
 def settle(p: Proposal, rule: Rule) -> None:
     """z by the prox along the directions, y' = z + s."""
-    change = None
+    change, basis = None, p.layer.basis
     if not math.isinf(rule.strength):
         assert p.at is not None
         change = p.at.settled(rule)
     for k, (w, s, r) in enumerate(p.steps):
-        z = w.anchor.to(r.dtype)
-        if change is not None:
-            n = change.shape[-1] - int(p.layer.basis.bias)
+        if change is None:
+            z = w.anchor
+        else:
+            n = change.shape[-1] - int(basis.bias)
             part = as_weight(change[..., :n], w.y) if k == 0 else change[..., n:].reshape(w.y.shape)
-            z = (r if p.layer.basis.free else z) + part
+            z = torch.add(r if basis.free else w.anchor, part, out=w.y if w.done and w.y.dtype == part.dtype else None)
         if w.z is not None:
             w.z.copy_(z)
-        w.y.copy_(z + s if rule.reflect else z)
+        if rule.reflect:
+            assert s is not None
+            w.y.copy_(z.to(r.dtype) + s)
+        elif z is not w.y:
+            w.y.copy_(z)
 
 
 # -- being stored ----------------------------------------------------------------------------------------------------
