@@ -55,7 +55,7 @@ def weight(y, rule, first, seed=0, like=lambda values: values):
 
 
 def twin(w):
-    return Weight(**{k: t if t is None else t.clone() for k, t in vars(w).items() if k != "first"}, first=w.first)
+    return Weight(**{k: t.clone() if isinstance(t, torch.Tensor) else t for k, t in vars(w).items()})
 
 
 def run_and_compare(weights, rule, backend):
