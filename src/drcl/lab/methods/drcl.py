@@ -77,7 +77,7 @@ class DouglasRachford(Method):
     )
     rank: int | None = option(256, "kronecker: at most this many directions of a long side told apart; none: all")
     energy: float = option(1.0, "kronecker: as many directions a side as carry this share of its trace")
-    rest: Literal["mean", "free"] = option("mean", "kronecker: directions left out by these two held by their means, or free")
+    rest: Literal["mean", "free"] = option("mean", "kronecker: what these two leave out: held by its means, or free")
     path_damping: float = option(0.1, "damping of the path integral")
     backend: Literal["auto", "native", "foreach", "compile", "reference"] = option("auto", "who computes the step")
 
