@@ -7,12 +7,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.tasks import after_one_task, mlp, same, task, weights
 from torch import nn
 
 import drcl
 from drcl import DRCL, Anchor, AnchorError
-
-from .tasks import after_one_task, mlp, same, task, weights
 
 
 @pytest.fixture

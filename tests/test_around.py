@@ -5,13 +5,12 @@ import math
 
 import pytest
 import torch
+from tests.tasks import closure_on, fit, mlp, same, task, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import drcl
 from drcl import DRCL
-
-from .tasks import closure_on, fit, mlp, same, task, weights
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),

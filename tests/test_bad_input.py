@@ -5,13 +5,12 @@ import math
 
 import pytest
 import torch
+from tests.tasks import after_one_task, closure_on, fit, mlp, same, task, whole_state
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drcl import DRCL, MAS, Anchor, Fisher, PathIntegral
 from drcl.prox import GroupL1
-
-from .tasks import after_one_task, closure_on, fit, mlp, same, task, whole_state
 
 
 @contextlib.contextmanager

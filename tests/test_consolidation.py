@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from tests.tasks import after_one_task, fit, mlp, same, task, weights, whole_state
 from torch import nn
 
 import drcl
 from drcl import DRCL, MAS, Anchor, Fisher, Kronecker, PathIntegral
 from drcl.estimator import Importance
-
-from .tasks import after_one_task, fit, mlp, same, task, weights, whole_state
 
 
 class Told(Importance):

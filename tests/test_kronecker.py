@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from tests.nets import Transformer
 from torch import nn
 from torch.nn import functional as F
 
 from drcl import Fisher, Kronecker
 from drcl.kronecker import History
-
-from .nets import Transformer
 
 
 def everything(model):

@@ -5,13 +5,12 @@ import itertools
 
 import pytest
 import torch
+from tests.tasks import after_one_task, closure_on, fit, mlp, same, task, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import drcl
 from drcl import DRCL, Fisher
-
-from .tasks import after_one_task, closure_on, fit, mlp, same, task, weights
 
 MOMENTA = (
     {},

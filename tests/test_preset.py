@@ -5,12 +5,11 @@ import inspect
 
 import pytest
 import torch
+from tests.tasks import closure_on, fit, mlp, same, task, weights
 
 from drcl import DRCL, Fisher, Kronecker
 from drcl.options import PRESETS
 from drcl.prox import L1, L2, ElasticNet
-
-from .tasks import closure_on, fit, mlp, same, task, weights
 
 # Written out once more, from the paper.
 PAPER = dict(lr=5e-3, momentum=0.0, strength=10.0, prox="l1", splitting="douglas-rachford", iterations=5)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from tests.tasks import closure_on, mlp, same, task, weights
 
 import drcl
 from drcl import DRCL, Fisher
-
-from .tasks import closure_on, mlp, same, task, weights
 
 
 def through_torch(value):

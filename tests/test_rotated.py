@@ -10,14 +10,13 @@ import pytest
 import torch
 from safetensors import safe_open
 from sklearn.datasets import load_digits
+from tests.tasks import closure_on, fit, mlp, task
 from torch import nn
 from torch.nn import functional as F
 
 from drcl import DRCL, Anchor, AnchorError, Fisher, Kronecker, drift
 from drcl.eigenbasis import Eigenbasis
 from drcl.prox import ElasticNet, GroupL1
-
-from .tasks import closure_on, fit, mlp, task
 
 VARIANTS = {
     "both": {},

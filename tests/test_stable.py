@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
+from tests.tasks import fit, mlp, task
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import drcl
 from drcl import DRCL, Anchor, Fisher
-
-from .tasks import fit, mlp, task
 
 
 def clusters(seed, count=1000, features=32, classes=5):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from PIL import Image
+from tests.lab.fake_runs import write_run, write_runs
 
 from drcl.lab import figures, rundir
 from drcl.lab.figures import (
@@ -25,8 +26,6 @@ from drcl.lab.figures import (
 )
 from drcl.lab.figures.page import inline_svg, variables
 from drcl.lab.groups import group
-
-from .fake_runs import write_run, write_runs
 
 NaN = math.nan
 R0 = np.array([[0.9, NaN, NaN], [0.7, 0.8, NaN], [0.5, 0.6, 1.0]])

@@ -8,13 +8,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from tests.lab import browser
+from tests.lab.fake_runs import write_run, write_runs
 
 from drcl.lab import findings, report, rundir
 from drcl.lab.report import page, write_report
 from drcl.lab.table import rows
-
-from . import browser
-from .fake_runs import write_run, write_runs
 
 NaN = math.nan
 

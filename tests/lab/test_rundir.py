@@ -6,12 +6,11 @@ import math
 import numpy as np
 import pytest
 import tomli_w
+from tests.lab.fake_runs import write_matrix, write_run, write_runs
 
 from drcl.lab import rundir
 from drcl.lab.groups import group
 from drcl.lab.rundir import Run
-
-from .fake_runs import write_matrix, write_run, write_runs
 
 R = np.array([[0.9, math.nan], [0.7, 0.8]])
 

@@ -8,12 +8,11 @@ import math
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.lab.fake_runs import write_run, write_runs
 
 from drcl.lab import rundir, table
 from drcl.lab.table import Statistic, bytes_text, cell_text, count_text, render, rows
 from drcl.lab.table_formats import summary_table
-
-from .fake_runs import write_run, write_runs
 
 NaN = math.nan
 COLUMN = {column.key: column for column in table.COLUMNS}

@@ -7,13 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lab.methods.loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream
 from torch import nn
 
 from drcl.lab import methods, networks
 from drcl.lab.methods.agem import AGEM, project
 from drcl.lab.methods.base import Batch, Setting
-
-from .loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream
 
 
 def flat(tensors) -> np.ndarray:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
+from tests.lab.methods.loop import KINDS, MLP, Walk, toy_stream, weights
 
 from drcl.lab.methods import became
 from drcl.lab.methods.became import BECAME, coefficient
-
-from .loop import KINDS, MLP, Walk, toy_stream, weights
 
 
 def tensors(seed: int, positive: bool = False) -> dict[str, torch.Tensor]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.lab.methods.loop import Walk, assert_resumes, assert_same_weights, toy_stream
 
 from drcl import Kronecker
 from drcl.lab.config import RunConfig
 from drcl.lab.methods.drcl import DouglasRachford
-
-from .loop import Walk, assert_resumes, assert_same_weights, toy_stream
 
 
 def kronecker(**options) -> DouglasRachford:

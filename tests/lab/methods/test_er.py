@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests.lab.methods.loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
 
 from drcl.lab import methods, networks
 from drcl.lab.methods import _memory
 from drcl.lab.methods.base import Batch, Setting
 from drcl.lab.methods.er import ER
-
-from .loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
 
 
 def fill(count: int, rows: int, size: int, seed: int) -> list[int]:

@@ -6,13 +6,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tests.lab.methods.loop import CNN, KINDS, MLP, Walk, toy_stream, weights
 from torch import nn
 
 from drcl.lab.methods import _bases
 from drcl.lab.methods.gpm import GPM
 from drcl.lab.methods.sgp import SGP
-
-from .loop import CNN, KINDS, MLP, Walk, toy_stream, weights
 
 
 def low_rank(method: type[GPM] = GPM, **more: object) -> GPM:

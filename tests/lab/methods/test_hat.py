@@ -6,11 +6,10 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tests.lab.methods.loop import CNN, KINDS, MLP, Walk, toy_stream, weights
 from torch import nn
 
 from drcl.lab.methods.hat import HAT, SATURATED
-
-from .loop import CNN, KINDS, MLP, Walk, toy_stream, weights
 
 
 def binary(walk: Walk, task: int, every: int = 2) -> None:

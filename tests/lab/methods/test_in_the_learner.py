@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.lab.methods.loop import toy_stream
 
 from drcl.lab import methods, networks
 from drcl.lab.learner import Learner, Plan
 from drcl.lab.training import Training
-
-from .loop import toy_stream
 
 NAMES = ("si", "mas", "er", "agem", "upgd", "spg", "tag", "star")
 SPECS = {

@@ -6,12 +6,11 @@ import copy
 
 import pytest
 import torch
+from tests.lab.methods.loop import KINDS, Walk, assert_resumes, toy_stream, weights
 
 from drcl.lab import methods, networks
 from drcl.lab.methods.base import Setting
 from drcl.lab.methods.mas import MAS
-
-from .loop import KINDS, Walk, assert_resumes, toy_stream, weights
 
 
 def by_hand(model, task, names) -> dict[str, torch.Tensor]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.lab.methods.loop import CNN, KINDS, MLP, Walk, toy_stream, weights
 from torch import nn
 from torch.nn import functional as F
 
 from drcl.lab.methods.base import Batch, Method
 from drcl.lab.methods.mesu import MESU, Metaplastic
-
-from .loop import CNN, KINDS, MLP, Walk, toy_stream, weights
 
 RULE = {"c_mu": 1.0, "c_sigma": 0.5, "memory": 100.0, "prior_sigma": 0.5, "ratio_max": 1e9, "sigma_range": (1e-6, 9.0)}
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.lab.methods.loop import KINDS, MLP, Walk, toy_stream
 
 from drcl.lab.methods.gpm import GPM
 from drcl.lab.methods.sgd import SGD
 from drcl.lab.methods.sgp import SGP, importance
-
-from .loop import KINDS, MLP, Walk, toy_stream
 
 LOW = {"threshold": 0.9, "increase": 0.003, "samples": 20}
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.lab.methods.loop import KINDS, Walk, assert_resumes, network, toy_stream, weights
 
 from drcl.lab import methods
 from drcl.lab.methods.base import Setting, Where
 from drcl.lab.methods.si import SI
-
-from .loop import KINDS, Walk, assert_resumes, network, toy_stream, weights
 
 
 def descend(kind: str, lr: float, steps: int) -> tuple[float, float, float]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.lab.methods.loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
 
 from drcl.lab.methods.sgd import SGD
 from drcl.lab.methods.spg import SPG, soft_mask, standardised
-
-from .loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
 
 
 def by_hand(model, task, heads, names) -> dict[str, np.ndarray]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.lab.methods.loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
 
 from drcl.lab import methods, networks
 from drcl.lab.methods import _memory
 from drcl.lab.methods.base import Batch, Setting
 from drcl.lab.methods.er import ER
 from drcl.lab.methods.star import STAR, perturbed
-
-from .loop import KINDS, Walk, assert_resumes, assert_same_weights, toy_stream, weights
 
 
 def trained(kind: str, scenario: str = "task", **how) -> tuple[STAR, Batch, list[torch.Tensor]]:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from tests.lab.methods.loop import toy_stream
 
 from drcl.lab import methods, networks
 from drcl.lab.learner import Learner, Plan
 from drcl.lab.methods import Setting, _bases
 from drcl.lab.networks import AlexNet, Heads, Network
 from drcl.lab.training import Training
-
-from .loop import toy_stream
 
 TASKS = 2
 

@@ -8,12 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.lab.methods.loop import KINDS, Walk, assert_resumes, network, toy_stream
 
 from drcl.lab import methods
 from drcl.lab.methods.base import Setting
 from drcl.lab.methods.tag import TAG, unit
-
-from .loop import KINDS, Walk, assert_resumes, network, toy_stream
 
 REFERENCES = {
     "rmsprop": lambda p, lr: torch.optim.RMSprop(p, lr=lr, alpha=0.99, eps=1e-8),

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.lab.methods.loop import CNN, toy_stream
 
 from drcl.lab import methods, networks
 from drcl.lab.learner import Learner, Plan, Watcher
 from drcl.lab.training import Training
-
-from .loop import CNN, toy_stream
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpm": {"threshold": 0.9, "samples": 10},

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.lab.methods.loop import CNN, KINDS, MLP, Walk, plain_training, toy_stream, weights
 from torch.distributions import Normal, kl_divergence
 
 from drcl.lab.methods.ucl import UCL, spread
-
-from .loop import CNN, KINDS, MLP, Walk, plain_training, toy_stream, weights
 
 OFF = {"beta": 0.0, "alpha": 0.0, "strength": 0.0, "noise": False, "adam_lr": None}
 

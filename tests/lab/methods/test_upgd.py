@@ -8,13 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lab.methods.loop import KINDS, Walk, assert_resumes, assert_same_weights, network, toy_stream, weights
 
 from drcl.lab import methods
 from drcl.lab.methods import upgd
 from drcl.lab.methods.base import Setting, Where
 from drcl.lab.methods.upgd import UPGD, scaled
-
-from .loop import KINDS, Walk, assert_resumes, assert_same_weights, network, toy_stream, weights
 
 SCALINGS = ("global", "local")
 

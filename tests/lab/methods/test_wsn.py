@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.lab.methods.loop import CNN, KINDS, MLP, SPECS, Walk, toy_stream, weights
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from drcl.lab.methods.base import Batch
 from drcl.lab.methods.wsn import WSN, pack, top_share, unpack
-
-from .loop import CNN, KINDS, MLP, SPECS, Walk, toy_stream, weights
 
 OPTIMIZERS = {
     "adam": (WSN(density=0.3, adam_lr=0.01), {}),
