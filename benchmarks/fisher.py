@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.nets import ResNet18, alexnet, mlp, settle_statistics
 
 from drcl.importance import Fisher
-from drcl.routes import one_by_one
+from drcl.per_sample.fallback import one_by_one
 
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "mlp": (mlp, (784,), 1.3),

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from drcl.persample import Cotangents
-from drcl.sampling import map_tensors, take, tensors
+from drcl.per_sample.draw import map_tensors, take, tensors
+from drcl.per_sample.plan import Cotangents
 
 __all__ = ["exact_directions", "loss_directions", "one_hot_direction", "sampled_direction", "signed_direction"]
 

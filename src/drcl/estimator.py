@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from drcl.persample import Forward
+from drcl.per_sample.plan import Forward
 
 __all__ = ["Importance"]
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drcl.eigenbasis import Eigenbasis
-from drcl.layergrads import Moments, Rule, chunk_length
+from drcl.per_sample.layers import Moments, Rule, chunk_length
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 

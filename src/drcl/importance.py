@@ -17,8 +17,8 @@ from torch import nn
 from drcl.cotangents import exact_directions, loss_directions, one_hot_direction, sampled_direction, signed_direction
 from drcl.estimator import Importance
 from drcl.pathintegral import PathIntegral
-from drcl.persample import Cotangents, Forward, per_sample_moments
-from drcl.sampling import draw, map_tensors, tensors
+from drcl.per_sample.draw import draw, map_tensors, tensors
+from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
 from drcl.undisturbed import undisturbed
 
 __all__ = ["MAS", "Fisher", "Importance", "PathIntegral"]

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from drcl.eigenbasis import Eigenbasis, as_matrix, as_weight, bias_of, eigenvectors
 from drcl.factors import KINDS, Eigenvalues, Factors, Reader
 from drcl.importance import Fisher, Labels, _bare, _check_parameters, _checked, default_forward
-from drcl.onepass import OnePass, Unsupported, shapes_of_outputs
 from drcl.options import task_sum
-from drcl.persample import Cotangents, Forward, per_sample_moments
-from drcl.sampling import batch_length, draw, take, tensors
+from drcl.per_sample.draw import batch_length, draw, take, tensors
+from drcl.per_sample.hooks import OnePass, Unsupported, shapes_of_outputs
+from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
 from drcl.undisturbed import undisturbed
 
 __all__ = ["History", "Kronecker", "Measured"]

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from drcl.estimator import Importance
-from drcl.persample import Forward, accumulator
+from drcl.per_sample.plan import Forward, accumulator
 
 __all__ = ["PathIntegral"]
 

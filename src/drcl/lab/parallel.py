@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from drcl.estimator import Importance
 from drcl.importance import Fisher
 from drcl.kronecker import History, Kronecker, Measured
-from drcl.persample import Forward
+from drcl.per_sample.plan import Forward
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from drcl.lab.batches import Examples
 from drcl.lab.networks import Network
 from drcl.lab.networks.norms import settled
 from drcl.lab.streams import Scenario, Stream, Task
-from drcl.sampling import tensors
+from drcl.per_sample.draw import tensors
 
 
 class Knob(NamedTuple):

@@ -34,7 +34,7 @@ from drcl.lab.parallel import FromTheFirst, Reduced
 from drcl.lab.streams import Task
 from drcl.lab.training import option
 from drcl.options import PRESETS, SPLITTINGS, one_of, settings
-from drcl.sampling import tensors
+from drcl.per_sample.draw import tensors
 
 NORMALISE = "unit of importance: each task's mean, its sum in millionths, the mean over all tasks, or each tensor's"
 

@@ -1,6 +1,6 @@
 """Per-sample gradient moments of any parameter whatever: the definition, and its vectorised form.
 
-`one_by_one` is the definition that the fast route of `drcl.onepass` is measured against; `vectorised` serves
+`one_by_one` is the definition that the fast route of `drcl.per_sample.hooks` is measured against; `vectorised` serves
 parameters without a layer rule (attention's packed projections, scales and tokens a model owns itself, ...).
 """
 
@@ -13,8 +13,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from drcl.layergrads import Moments, add_power, chunk_length
-from drcl.sampling import batch_length, map_tensors, take, tensors
+from drcl.per_sample.draw import batch_length, map_tensors, take, tensors
+from drcl.per_sample.layers import Moments, add_power, chunk_length
 
 __all__ = ["Cotangents", "Forward", "one_by_one", "times_used", "vectorised"]
 

@@ -2,8 +2,9 @@
 
 For sample b and cotangent v_b (the derivative of its loss with respect to the model's output) the gradient is
 g_b = J_b^T v_b; what is wanted is the sum over b of |g_b|^power, never a power of the sum. Three routes lead
-there: one batched pass with a rule a layer (`drcl.onepass`), `torch.func`, and one sample at a time
-(`drcl.routes`). Which parameter takes which is not assumed but tried, on two samples, before the work begins.
+there: one batched pass with a rule a layer (`drcl.per_sample.hooks`), `torch.func`, and one sample at a time
+(`drcl.per_sample.fallback`). Which parameter takes which is not assumed but tried, on two samples, before the work
+begins.
 """
 
 import itertools
@@ -15,10 +16,10 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from drcl.layergrads import Moments, add_power
-from drcl.onepass import OnePass, Shapes, Unsupported, shapes_of_outputs
-from drcl.routes import Cotangents, Forward, one_by_one, times_used, vectorised
-from drcl.sampling import batch_length, map_tensors, regroup, take, tensors
+from drcl.per_sample.draw import batch_length, map_tensors, regroup, take, tensors
+from drcl.per_sample.fallback import Cotangents, Forward, one_by_one, times_used, vectorised
+from drcl.per_sample.hooks import OnePass, Shapes, Unsupported, shapes_of_outputs
+from drcl.per_sample.layers import Moments, add_power
 
 __all__ = ["Cotangents", "Forward", "accumulator", "per_sample_moments"]
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from tests.nets import ResNet18, Transformer, alexnet, mlp, settle_statistics
 from torch import nn
 
-from drcl.onepass import OnePass
-from drcl.persample import per_sample_moments
+from drcl.per_sample.hooks import OnePass
+from drcl.per_sample.plan import per_sample_moments
 from drcl.undisturbed import undisturbed
 
 
@@ -178,7 +178,7 @@ def test_convolutions_along_one_dimension(layer):
 
 def test_convolution_rule_of_accelerators():
     """Where samples are not taken one by one, the same gradients come out of a vectorised convolution."""
-    from drcl.layergrads import _conv_weight_gradient
+    from drcl.per_sample.layers import _conv_weight_gradient
 
     layer = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2).double()
     x, d = doubles(5, 1, 4, 9, 9), doubles(5, 1, 6, 5, 5, seed=1)
@@ -357,7 +357,7 @@ def test_layers_without_a_rule_in_several_chunks_and_directions(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(Own(4, 5), nn.Tanh(), Own(5, 3)).double()
     # 43 numbers a sample, of which a sixteenth is counted: two samples at a time, so three chunks of five samples
-    monkeypatch.setattr("drcl.layergrads.CPU_CHUNK", 4)
+    monkeypatch.setattr("drcl.per_sample.layers.CPU_CHUNK", 4)
     check(model, doubles(5, 4), directions=2)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from drcl.layergrads import Moments, Rule, add_power, chunk_length, rule_for
-from drcl.sampling import tensors
+from drcl.per_sample.draw import tensors
+from drcl.per_sample.layers import Moments, Rule, add_power, chunk_length, rule_for
 
 __all__ = ["OnePass", "Shapes", "Unsupported", "shapes_of_outputs"]
 

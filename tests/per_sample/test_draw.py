@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import data
 
-from drcl.sampling import batch_length, draw, join, map_tensors, take, tensors
+from drcl.per_sample.draw import batch_length, draw, join, map_tensors, take, tensors
 
 
 class Counting(data.Dataset):
