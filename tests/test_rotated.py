@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from drcl import DRCL, Anchor, AnchorError, Fisher, Kronecker, drift
-from drcl.eigenbasis import Eigenbasis
+from drcl.directions.basis import Eigenbasis
 from drcl.prox import ElasticNet, GroupL1
 
 VARIANTS = {

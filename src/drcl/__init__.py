@@ -2,9 +2,9 @@
 
 from drcl import prox
 from drcl.anchor import Anchor, AnchorError
+from drcl.directions.kronecker import Kronecker
 from drcl.drift import drift
 from drcl.importance import MAS, Fisher, PathIntegral
-from drcl.kronecker import Kronecker
 from drcl.optimizer import DRCL
 
 __version__ = "0.1.0"

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from drcl.eigenbasis import TENSORS, Eigenbasis, bias_of
+from drcl.directions.basis import TENSORS, Eigenbasis, bias_of
 
 # The second adds bases; an anchor without any is written as the first, which older versions read too.
 FORMATS = ("drcl.anchor/1", "drcl.anchor/2")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from drcl import proposals, rotated
 from drcl.anchor import Anchor, AnchorError, own_names, provenance
-from drcl.eigenbasis import Eigenbasis, bias_of
+from drcl.directions.basis import Eigenbasis, bias_of
+from drcl.directions.kronecker import History, Kronecker
 from drcl.importance import Importance
 from drcl.kernels import check_prox
-from drcl.kronecker import History, Kronecker
 from drcl.options import task_sum
 from drcl.resume import all_or_nothing, importance_dtype, laid_out_like
 

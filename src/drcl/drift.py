@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from drcl.anchor import Anchor, own_names
-from drcl.eigenbasis import bias_of
+from drcl.directions.basis import bias_of
 
 if TYPE_CHECKING:
     import pandas

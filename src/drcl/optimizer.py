@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from drcl import consolidation, options, proposals, resume, rotated
 from drcl.anchor import Anchor, plain_name
+from drcl.directions.kronecker import Kronecker
 from drcl.importance import Fisher, Importance
-from drcl.kronecker import Kronecker
 from drcl.options import Solver
 from drcl.prox import Prox, resolve
 

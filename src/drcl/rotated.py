@@ -1,7 +1,7 @@
 """The splitting step of layers that are held along the directions of an eigenbasis instead of weight by weight.
 
 With s what plain SGD would subtract, the step is the one of `drcl.kernels`, except that the proximal map is taken on
-the coordinates of r - a in the eigenbasis (`drcl.coordinates`).
+the coordinates of r - a in the eigenbasis (`drcl.directions.coordinates`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from drcl.coordinates import Coordinates
-from drcl.eigenbasis import Eigenbasis, as_weight
+from drcl.directions.basis import Eigenbasis, as_weight
+from drcl.directions.coordinates import Coordinates
 from drcl.kernels import Rule, Weight, proposal
 from drcl.prox import Prox
 

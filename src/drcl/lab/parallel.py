@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drcl.directions.kronecker import History, Kronecker, Measured
 from drcl.estimator import Importance
 from drcl.importance import Fisher
-from drcl.kronecker import History, Kronecker, Measured
 from drcl.per_sample.plan import Forward
 
 

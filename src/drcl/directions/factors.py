@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drcl.eigenbasis import Eigenbasis
+from drcl.directions.basis import Eigenbasis
 from drcl.per_sample.layers import Moments, Rule, chunk_length
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)

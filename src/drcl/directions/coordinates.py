@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from drcl.eigenbasis import Eigenbasis
+from drcl.directions.basis import Eigenbasis
 from drcl.kernels import Rule
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from drcl import Fisher, Kronecker
-from drcl.kronecker import History
+from drcl.directions.kronecker import History
 
 
 def everything(model):

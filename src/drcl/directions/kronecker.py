@@ -1,7 +1,7 @@
 """Kronecker: importance that knows how the weights of a layer act together.
 
 `DRCL.consolidate(model, data, importance=drcl.Kronecker())` protects directions instead of single weights: those along
-which the earlier tasks' inputs and derivatives lie (`drcl.eigenbasis`). Linear layers and convolutions are covered,
+which the earlier tasks' inputs and derivatives lie (`drcl.directions.basis`). Linear layers and convolutions are covered,
 every other parameter gets its diagonal Fisher in the same call, in the same units.
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drcl.eigenbasis import Eigenbasis, as_matrix, as_weight, bias_of, eigenvectors
-from drcl.factors import KINDS, Eigenvalues, Factors, Reader
+from drcl.directions.basis import Eigenbasis, as_matrix, as_weight, bias_of, eigenvectors
+from drcl.directions.factors import KINDS, Eigenvalues, Factors, Reader
 from drcl.importance import Fisher, Labels, _bare, _check_parameters, _checked, default_forward
 from drcl.options import task_sum
 from drcl.per_sample.draw import batch_length, draw, take, tensors
