@@ -7,7 +7,7 @@ from torch import nn
 
 import drcl
 from drcl import DRCL, MAS, Anchor, Fisher, Kronecker, PathIntegral
-from drcl.estimator import Importance
+from drcl.importance.base import Importance
 
 
 class Told(Importance):

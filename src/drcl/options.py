@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from drcl.estimator import Importance
+from drcl.importance.base import Importance
 from drcl.kernels import BACKENDS
 from drcl.prox import L1, ElasticNet, Prox
 

@@ -1,8 +1,8 @@
 """Kronecker: importance that knows how the weights of a layer act together.
 
 `DRCL.consolidate(model, data, importance=drcl.Kronecker())` protects directions instead of single weights: those along
-which the earlier tasks' inputs and derivatives lie (`drcl.directions.basis`). Linear layers and convolutions are covered,
-every other parameter gets its diagonal Fisher in the same call, in the same units.
+which the earlier tasks' inputs and derivatives lie (`drcl.directions.basis`). Linear layers and convolutions are
+covered, every other parameter gets its diagonal Fisher in the same call, in the same units.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from drcl.directions.basis import Eigenbasis, as_matrix, as_weight, bias_of, eigenvectors
 from drcl.directions.factors import KINDS, Eigenvalues, Factors, Reader
-from drcl.importance import Fisher, Labels, _bare, _check_parameters, _checked, default_forward
+from drcl.importance.fisher import Fisher, Labels, _bare, _check_parameters, _checked, default_forward
 from drcl.options import task_sum
 from drcl.per_sample.draw import batch_length, draw, take, tensors
 from drcl.per_sample.hooks import OnePass, Unsupported, shapes_of_outputs

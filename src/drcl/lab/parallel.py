@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drcl.directions.kronecker import History, Kronecker, Measured
-from drcl.estimator import Importance
 from drcl.importance import Fisher
+from drcl.importance.base import Importance
 from drcl.per_sample.plan import Forward
 
 

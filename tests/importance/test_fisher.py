@@ -547,7 +547,7 @@ def test_descriptions_are_plain_values():
     }
     assert Fisher().needs_data
     assert not PathIntegral().needs_data
-    assert set(drcl.importance.__all__) == {"Fisher", "Importance", "MAS", "PathIntegral"}
+    assert set(drcl.importance.__all__) == {"Fisher", "Importance", "Labels", "MAS", "PathIntegral"}
 
 
 def train(model, optimizer, steps, seed=0, closure=False):

@@ -2,7 +2,7 @@
 
 `DRCL.consolidate` asks one of these for one tensor a protected parameter. Each is a mean over samples of a
 function of the *per-sample* gradient: the squared gradient of a batch would shrink with the batch's size.
-The path integral of synaptic intelligence, gathered while training, is in `drcl.pathintegral`.
+The path integral of synaptic intelligence, gathered while training, is in `drcl.importance.path_integral`.
 """
 
 from abc import abstractmethod
@@ -14,14 +14,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from drcl.cotangents import exact_directions, loss_directions, one_hot_direction, sampled_direction, signed_direction
-from drcl.estimator import Importance
-from drcl.pathintegral import PathIntegral
+from drcl.importance.base import Importance
+from drcl.importance.labels import (
+    exact_directions,
+    loss_directions,
+    one_hot_direction,
+    sampled_direction,
+    signed_direction,
+)
 from drcl.per_sample.draw import draw, map_tensors, tensors
 from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
 from drcl.undisturbed import undisturbed
 
-__all__ = ["MAS", "Fisher", "Importance", "PathIntegral"]
+__all__ = ["MAS", "Fisher", "Labels"]
 
 Labels = Literal["sampled", "signs", "exact", "empirical"]
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from drcl.estimator import Importance
+from drcl.importance.base import Importance
 from drcl.per_sample.plan import Forward, accumulator
 
 __all__ = ["PathIntegral"]
