@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from drcl import proposals, rotated
 from drcl.anchor import Anchor, AnchorError, own_names, provenance
 from drcl.directions.basis import Eigenbasis, bias_of
 from drcl.directions.kronecker import History, Kronecker
 from drcl.importance import Importance
-from drcl.kernels import check_prox
 from drcl.options import task_sum
-from drcl.resume import all_or_nothing, importance_dtype, laid_out_like
+from drcl.splitting import directions, plasticity
+from drcl.splitting.kernels import check_prox
+from drcl.state import all_or_nothing, importance_dtype, laid_out_like
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -120,13 +120,13 @@ def history(optimizer: DRCL, named: dict[str, nn.Parameter]) -> History:
     )
 
 
-def layers(named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict[Tensor, rotated.Layer]:
+def layers(named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict[Tensor, directions.Layer]:
     """By weight, with the bias that each basis includes."""
     found = {}
     for name, basis in bases.items():
         p = named[name]
         bias = named[bias_of(name)] if basis.bias else None
-        found[p] = rotated.Layer(basis.cast(p, importance_dtype(p)), bias)
+        found[p] = directions.Layer(basis.cast(p, importance_dtype(p)), bias)
     return found
 
 
@@ -160,12 +160,12 @@ def consolidate(
     if batches is None and getattr(estimator, "needs_data", True):
         raise ValueError(f"{type(estimator).__name__} needs data: pass consolidate(model, batches)")
     if isinstance(estimator, Kronecker):
-        rotated.check_prox(optimizer.solver.prox)
+        directions.check_prox(optimizer.solver.prox)
     unfinished = any("start" in state for _, state in optimizer.protected())
     with all_or_nothing(optimizer) if unfinished else contextlib.nullcontext():
         if unfinished:
             optimizer.train()
-            proposals.finish(optimizer)
+            plasticity.finish(optimizer)
         measure(optimizer, model, batches, estimator, forward, named)
 
 
@@ -260,7 +260,7 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
     importance = {n: laid_out_like(p, anchor.importance[n], importance_dtype(p)) for n, p in held.items()}
     check_prox(optimizer.solver.prox, {n: (p.detach(), importance[n]) for n, p in held.items()})
     if anchor.bases:
-        rotated.check_prox(optimizer.solver.prox)
+        directions.check_prox(optimizer.solver.prox)
     where = history(optimizer, named).groups
     for name, basis in anchor.bases.items():
         if basis.bias and where[name] != where[bias_of(name)]:

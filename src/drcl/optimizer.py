@@ -2,7 +2,8 @@
 
 This is the heart of the package. The letters are the paper's: the model holds y while it trains and z when it is
 evaluated, saved or shipped; x is the proposal, gamma the step size, a the anchor, F the importance. How x comes about
-is in `drcl.proposals`, what becomes of it in `drcl.negotiation`, the end of a task in `drcl.consolidation`.
+is in `drcl.splitting.plasticity`, what becomes of it in `drcl.splitting.stability`, the end of a task in
+`drcl.consolidation`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drcl import consolidation, options, proposals, resume, rotated
+from drcl import consolidation, options
+from drcl import state as resume
 from drcl.anchor import Anchor, plain_name
 from drcl.directions.kronecker import Kronecker
 from drcl.importance import Fisher, Importance
 from drcl.options import Solver
 from drcl.prox import Prox, resolve
+from drcl.splitting import directions, plasticity
 
 
 class DRCL(torch.optim.Optimizer):
@@ -81,7 +84,7 @@ class DRCL(torch.optim.Optimizer):
             also divided by its own mean within each parameter tensor (with ``drcl.Kronecker`` within each layer), so
             that every layer counts alike.
         damping: added to the importance, so that weights of no importance are held a little too.
-        backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.kernels``).
+        backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.splitting.kernels``).
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
         preset: "paper" takes the paper's literal settings: lr 5e-3 without momentum, strength 10 on L1, five iterations
             of Douglas-Rachford on each batch (``step(closure)``), importance of the latest task only, in units of its
@@ -145,7 +148,7 @@ class DRCL(torch.optim.Optimizer):
         self.iterations_used: int = 0
         self._names: dict[Tensor, str] = {}
         #: Layers held along the directions of an eigenbasis (drcl.Kronecker), by their weight.
-        self._layers: dict[Tensor, rotated.Layer] = {}
+        self._layers: dict[Tensor, directions.Layer] = {}
         # Everything beside tensors that a resumed task needs; plain values only.
         self._progress: dict[str, Any] = {"mode": "train", "tasks": 0, "importance_mean": 0.0, "made": []}
         self._progress |= {"steps_in_proposal": 0, "gammas": []}
@@ -272,9 +275,9 @@ class DRCL(torch.optim.Optimizer):
             before = [(p, p.clone()) for p, _ in self.protected()] if rounds > 1 else []
             if self.solver.splitting == "implicit" and self.tasks:
                 assert closure is not None
-                loss = proposals.implicit(self, closure)
+                loss = plasticity.implicit(self, closure)
             else:
-                loss = proposals.explicit(self, closure)
+                loss = plasticity.explicit(self, closure)
             self.iterations_used, self.residual = k + 1, 1.0
             if rounds > 1:
                 moved = math.sqrt(sum(float((p - y).double().square().sum()) for p, y in before))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from drcl.importance.base import Importance
-from drcl.kernels import BACKENDS
 from drcl.prox import L1, ElasticNet, Prox
+from drcl.splitting.kernels import BACKENDS
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
 NORMALISATIONS = ("task", "share", "global", "tensor")

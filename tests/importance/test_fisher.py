@@ -13,7 +13,7 @@ from torch.utils import data
 
 import drcl.importance
 from drcl.importance import MAS, Fisher, Importance, PathIntegral
-from drcl.undisturbed import undisturbed
+from drcl.preserve import undisturbed
 
 
 def softmax_regression(features=4, classes=3, seed=0):

@@ -23,7 +23,7 @@ from drcl.lab.cli import app
 from drcl.lab.networks import names as network_names
 from drcl.lab.rundir import Run
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = str(Path(drcl.__file__).parents[1])
 QUICK = ["-o", "tasks=2", "-o", "epochs=1", "-o", "limit_per_class=12"]
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import drcl
 from drcl.lab import parallel
 from drcl.lab.config import RunConfig
 from drcl.lab.parallel import World
@@ -55,7 +56,7 @@ def together(folder: Path, size: int = 2) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    source = str(Path(parallel.__file__).parents[2])
+    source = str(Path(drcl.__file__).parents[1])
     common = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": port, "WORLD_SIZE": str(size)}
     members = [

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+import drcl
 from drcl.lab import checkpoint, methods
 from drcl.lab.config import RunConfig
 from drcl.lab.data.lock import locked
@@ -110,7 +111,7 @@ for line in sys.stdin:
 
 
 def environment() -> dict[str, str]:
-    source = Path(checkpoint.__file__).parents[2]
+    source = Path(drcl.__file__).parents[1]
     return {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
 
 

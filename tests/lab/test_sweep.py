@@ -13,13 +13,14 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+import drcl
 from drcl.lab import sweep, workers
 from drcl.lab.cli import app
 from drcl.lab.labels import labels
 from drcl.lab.rundir import Run
 
 QUICK = {"tasks": 2, "epochs": 1, "limit_per_class": 12}
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = str(Path(drcl.__file__).parents[1])
 
 
 def write(path: Path, **table) -> Path:

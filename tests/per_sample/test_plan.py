@@ -11,7 +11,7 @@ from torch import nn
 
 from drcl.per_sample.hooks import OnePass
 from drcl.per_sample.plan import per_sample_moments
-from drcl.undisturbed import undisturbed
+from drcl.preserve import undisturbed
 
 
 def brute_force(model, batch, cotangents, power=2):

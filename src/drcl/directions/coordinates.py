@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from drcl.directions.basis import Eigenbasis
-from drcl.kernels import Rule
+from drcl.splitting.kernels import Rule
 
 
 @dataclass

@@ -25,7 +25,7 @@ from drcl.options import task_sum
 from drcl.per_sample.draw import batch_length, draw, take, tensors
 from drcl.per_sample.hooks import OnePass, Unsupported, shapes_of_outputs
 from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
-from drcl.undisturbed import undisturbed
+from drcl.preserve import undisturbed
 
 __all__ = ["History", "Kronecker", "Measured"]
 

@@ -24,7 +24,7 @@ from drcl.importance.labels import (
 )
 from drcl.per_sample.draw import draw, map_tensors, tensors
 from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
-from drcl.undisturbed import undisturbed
+from drcl.preserve import undisturbed
 
 __all__ = ["MAS", "Fisher", "Labels"]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drcl.lab.networks import Network
-from drcl.undisturbed import undisturbed
+from drcl.preserve import undisturbed
 
 Layer = nn.Linear | nn.Conv2d
 

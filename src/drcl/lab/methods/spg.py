@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from drcl.lab.methods.base import Method
 from drcl.lab.streams import Task
-from drcl.undisturbed import undisturbed
+from drcl.preserve import undisturbed
 
 # tanh of a float32 reaches 1 at about 9 standard deviations; a weight that is never to move again was not meant.
 ALMOST_ONE = 1 - torch.finfo(torch.float32).eps

@@ -1,7 +1,7 @@
 """The splitting step of layers that are held along the directions of an eigenbasis instead of weight by weight.
 
-With s what plain SGD would subtract, the step is the one of `drcl.kernels`, except that the proximal map is taken on
-the coordinates of r - a in the eigenbasis (`drcl.directions.coordinates`).
+With s what plain SGD would subtract, the step is the one of `drcl.splitting.kernels`, except that the proximal map is
+taken on the coordinates of r - a in the eigenbasis (`drcl.directions.coordinates`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from drcl.directions.basis import Eigenbasis, as_weight
 from drcl.directions.coordinates import Coordinates
-from drcl.kernels import Rule, Weight, proposal
 from drcl.prox import Prox
+from drcl.splitting.kernels import Rule, Weight, proposal
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -127,7 +127,7 @@ def saved(optimizer: DRCL) -> list[dict[str, Any]]:
 
 def loaded(optimizer: DRCL, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Tensor, Layer]]:
     """Copies of `saved` layers, checked against this optimizer's parameters."""
-    from drcl.resume import importance_dtype
+    from drcl.state import importance_dtype
 
     order = [p for g in optimizer.param_groups for p in g["params"]]
     for entry in entries:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from drcl import kernels, rotated, stable
-from drcl.kernels import Rule, Weight
+from drcl.splitting import directions, held_share, kernels
+from drcl.splitting.kernels import Rule, Weight
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -59,14 +59,14 @@ def negotiate(optimizer: DRCL, group: dict[str, Any], weights: list[Weight], rul
     """z and the next y of these weights: single ones by the kernels, layers with an eigenbasis along its directions."""
     if not weights:
         return
-    layers, weights = rotated.split(optimizer._layers, weights)
+    layers, weights = directions.split(optimizer._layers, weights)
     if group["stable"] is not None:
-        rule = dataclasses.replace(rule, damping=max(rule.damping, stable.FLOOR))
+        rule = dataclasses.replace(rule, damping=max(rule.damping, held_share.FLOOR))
     for layer in layers:
-        rotated.propose(layer, rule, rotate=group["stable"] is not None or not math.isinf(rule.strength))
+        directions.propose(layer, rule, rotate=group["stable"] is not None or not math.isinf(rule.strength))
     if group["stable"] is not None:
         protected = sum(p.numel() for p in group["params"] if optimizer.holds(group, p))
-        rule = dataclasses.replace(rule, strength=stable.choose(group, weights, rule, protected, layers))
+        rule = dataclasses.replace(rule, strength=held_share.choose(group, weights, rule, protected, layers))
     kernels.negotiate(weights, rule, optimizer.solver.backend)
     for layer in layers:
-        rotated.settle(layer, rule)
+        directions.settle(layer, rule)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from drcl import kernels, negotiation
+from drcl.splitting import kernels, stability
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -34,8 +34,8 @@ def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
         for group in optimizer.param_groups:
             plain, held = _divided(optimizer, group)
             _sgd(optimizer, group, plain)
-            weights = negotiation.weights_with_gradients(optimizer, group, held)
-            negotiation.negotiate(optimizer, group, weights, negotiation.rule(optimizer, group, group["lr"]))
+            weights = stability.weights_with_gradients(optimizer, group, held)
+            stability.negotiate(optimizer, group, weights, stability.rule(optimizer, group, group["lr"]))
         return loss
     _begin(optimizer, every=lbfgs)
     if optimizer.inner is None:
@@ -101,13 +101,13 @@ def finish(optimizer: DRCL) -> None:
             if start is None or not optimizer.holds(group, p):
                 continue
             if p in layers:
-                made = negotiation.weight(optimizer, p, p)
+                made = stability.weight(optimizer, p, p)
                 made.done = True
             else:
-                made = negotiation.weight(optimizer, p, start - p)
+                made = stability.weight(optimizer, p, start - p)
                 p.copy_(start)
             weights.append(made)
-        negotiation.negotiate(optimizer, group, weights, negotiation.rule(optimizer, {**group, **DONE}, gamma))
+        stability.negotiate(optimizer, group, weights, stability.rule(optimizer, {**group, **DONE}, gamma))
     optimizer._progress["steps_in_proposal"] = 0
 
 

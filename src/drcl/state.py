@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from drcl import rotated
+from drcl.splitting import directions
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -40,7 +40,7 @@ def saved(optimizer: DRCL, base: dict[str, Any]) -> dict[str, Any]:
     base["drcl"] |= {"splitting": optimizer.solver.splitting, "normalise": optimizer.solver.normalise}
     base["drcl"]["names"] = [optimizer._names.get(p) for p in order]
     if optimizer._layers:
-        base["layers"] = rotated.saved(optimizer)
+        base["layers"] = directions.saved(optimizer)
     if optimizer.inner is not None:
         base["inner"] = optimizer.inner.state_dict()
     return base
@@ -67,7 +67,7 @@ def check(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
                 f"the saved groups hold {found} parameters, this optimizer's {sizes}; make it over the same model, "
                 "with the same groups added in the same order"
             )
-    for _ in rotated.loaded(optimizer, state_dict.get("layers", [])):
+    for _ in directions.loaded(optimizer, state_dict.get("layers", [])):
         pass
     for p, entry in _entries(optimizer, state_dict):
         for key in TENSORS:
@@ -85,7 +85,7 @@ def fill(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
             if entry.get(key) is not None:
                 dtype = importance_dtype(p) if key == "importance" else None
                 optimizer.state[p][key] = laid_out_like(p, entry[key], dtype)
-    optimizer._layers = dict(rotated.loaded(optimizer, state_dict.get("layers", [])))
+    optimizer._layers = dict(directions.loaded(optimizer, state_dict.get("layers", [])))
     if optimizer.inner is not None:
         optimizer.inner.load_state_dict(copy.deepcopy(state_dict["inner"]))
         optimizer._link()

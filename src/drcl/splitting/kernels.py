@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drcl import native
 from drcl.prox import L1, L2, ElasticNet, Prox, per_step_threshold
+from drcl.splitting import native
 
 BACKENDS = ("auto", "native", "foreach", "compile", "reference")
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drcl.kernels import Rule, Weight, proposal
-from drcl.rotated import Proposal
+from drcl.splitting.directions import Proposal
+from drcl.splitting.kernels import Rule, Weight, proposal
 
 SAMPLE = 5_000  # coordinates of a group that are watched: the share is off by 0.7 points (standard error) at most
 FLOOR = 1e-6  # added to importance in units of its mean: weights the earlier tasks never used can be held too

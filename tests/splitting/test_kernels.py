@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from drcl import kernels, native
-from drcl.kernels import Rule, Weight
+import drcl
 from drcl.prox import L1, L2, Box, ElasticNet
+from drcl.splitting import kernels, native
+from drcl.splitting.kernels import Rule, Weight
 
-SRC = str(Path(kernels.__file__).parents[1])
+SRC = str(Path(drcl.__file__).parents[1])
 MOMENTA = {
     "plain": {},
     "momentum": {"momentum": 0.9},
