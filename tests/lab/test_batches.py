@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from drcl.lab import batches, seeds
+from drcl.lab import batches
 from drcl.lab.batches import Examples
+from drcl.lab.common import seeds
 from drcl.lab.pixels import View, augment, resize, rotate
 
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import drcl
-import drcl.lab.options
+import drcl.lab.common.options
 import drcl.lab.rundir
 from drcl.lab import benchmarks, methods
 from drcl.lab.cli import app
@@ -66,7 +66,7 @@ def test_list_data_is_the_list_of_data_sets():
 
 def test_list_methods_shows_every_hyperparameter_with_default_and_help():
     shown = " ".join(call("list", "methods", "ewc").stdout.split())
-    for row in drcl.lab.options.table(methods.get("ewc")):
+    for row in drcl.lab.common.options.table(methods.get("ewc")):
         assert f"{row['name']} {row['default']} {row['help'][:20]}" in shown
 
 

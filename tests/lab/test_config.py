@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drcl.lab import benchmarks, methods, options
+from drcl.lab import benchmarks, methods
+from drcl.lab.common import options
+from drcl.lab.common.options import OptionError
 from drcl.lab.config import RunConfig, known_options
-from drcl.lab.options import OptionError
 from drcl.lab.training import OPERATION, Training
 
 

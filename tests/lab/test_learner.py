@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from drcl.lab import networks, seeds, streams
+from drcl.lab import networks, streams
+from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.events import Event
 from drcl.lab.learner import Learner, Plan, Watcher

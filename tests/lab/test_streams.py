@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drcl.lab import seeds, streams
+from drcl.lab import streams
+from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.pixels import View
 from drcl.lab.streams.online import draws

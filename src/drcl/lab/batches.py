@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from drcl.lab import seeds
+from drcl.lab.common import seeds
 from drcl.lab.pixels import View
 
 # Small batches are cut from a block of about this many images, so that a batch of one does not pay for all

@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from drcl.lab.common.words import clock, percent
 from drcl.lab.progress import State, bar
 from drcl.lab.rundir import Run
 from drcl.lab.sweep import Update
-from drcl.lab.words import clock, percent
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _RAMP = ("red3", "orange3", "gold3", "chartreuse3", "green3")

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drcl.lab.common.words import reason
 from drcl.lab.sweep import Backend, Job, Tell, Update
-from drcl.lab.words import reason
 from drcl.lab.workers import THREADS, cores, perform, threads_for, throttled
 
 LOCAL = "local"

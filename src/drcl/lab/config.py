@@ -14,9 +14,9 @@ from typing import Any
 import tomli_w
 
 from drcl.lab import benchmarks, methods
-from drcl.lab import options as options_
 from drcl.lab.benchmarks import Benchmark
-from drcl.lab.options import OptionError
+from drcl.lab.common import options as options_
+from drcl.lab.common.options import OptionError
 from drcl.lab.training import OPERATION, Training
 
 PREFIXES = {"benchmark": "benchmark_options", "method": "method_options", "training": "training"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from drcl.lab import parallel
+from drcl.lab.common import parallel
 
 _PACKAGES = ("drcl", "torch", "numpy", "safetensors", "scikit-learn")
 

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drcl.lab import measures, parallel, seeds
+from drcl.lab import measures
 from drcl.lab.benchmarks import Benchmark
+from drcl.lab.common import parallel, seeds
 from drcl.lab.cost import Cost
 from drcl.lab.events import Event, Kind
 from drcl.lab.methods.base import Method, Setting, Where

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from drcl.lab import parallel
+from drcl.lab.common import parallel
 from drcl.lab.methods.base import Method
 from drcl.lab.runfiles import Drift
 from drcl.lab.streams import Task

@@ -8,8 +8,8 @@ from itertools import islice
 import numpy as np
 import torch
 
-from drcl.lab import seeds
 from drcl.lab.batches import BLOCK
+from drcl.lab.common import seeds
 from drcl.lab.methods.base import Batch
 from drcl.lab.streams import Task
 

@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from drcl.lab.common.words import clock, percent
 from drcl.lab.events import Event
-from drcl.lab.words import clock, percent
 
 
 @dataclass

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from drcl.lab import parallel
 from drcl.lab.checkpoint import Checkpoints, replace_whole
+from drcl.lab.common import parallel
 from drcl.lab.events import Event, Logger
 from drcl.lab.learner import Watcher
 from drcl.lab.runfiles import CURVE_FIELDS, DRIFT_FIELDS, CurvePoint, Drift

@@ -24,8 +24,9 @@ from typing import Any
 
 from safetensors.torch import save as save_tensors
 
-from drcl.lab import environment, metrics, parallel
+from drcl.lab import environment, metrics
 from drcl.lab.checkpoint import replace_whole
+from drcl.lab.common import parallel
 from drcl.lab.config import RunConfig
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.lock import locked

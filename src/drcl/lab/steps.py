@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drcl.lab import parallel
+from drcl.lab.common import parallel
 from drcl.lab.cost import Cost
 from drcl.lab.methods.base import Batch, Method
 

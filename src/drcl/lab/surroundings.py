@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from drcl.lab import parallel
+from drcl.lab.common import parallel
 from drcl.lab.training import Training
 
 

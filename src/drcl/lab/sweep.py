@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drcl.lab.options import nearest
+from drcl.lab.common.options import nearest
 from drcl.lab.rundir import Run
 
 if TYPE_CHECKING:

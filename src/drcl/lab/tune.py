@@ -16,7 +16,8 @@ from typing import Any
 
 import tomli_w
 
-from drcl.lab import benchmarks, methods, options, sweep
+from drcl.lab import benchmarks, methods, sweep
+from drcl.lab.common import options
 from drcl.lab.config import RunConfig
 from drcl.lab.methods import Knob
 from drcl.lab.rundir import Run

@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from drcl.lab.common.words import reason
 from drcl.lab.sweep import Backend, Job, Tell, Update
-from drcl.lab.words import reason
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _EVERY = 0.1  # seconds between two step events of one run; more would only fill the pipe

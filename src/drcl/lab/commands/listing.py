@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drcl.lab.commands.terminal import USAGE, console, fail
-from drcl.lab.options import nearest
+from drcl.lab.common.options import nearest
 
 
 class Topic(StrEnum):
@@ -98,7 +98,8 @@ def _benchmark(name: str) -> RenderableType:
 
 
 def _methods(name: str | None) -> RenderableType:
-    from drcl.lab import methods, options
+    from drcl.lab import methods
+    from drcl.lab.common import options
 
     parts: list[RenderableType] = []
     for each in _chosen(name, tuple(methods.names()), "method"):

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from drcl.lab.words import reason
+from drcl.lab.common.words import reason
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 _PIPED_WIDTH = 120  # a table that goes to a file should not be folded to the 80 columns rich assumes there

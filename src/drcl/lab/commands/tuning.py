@@ -15,7 +15,7 @@ from rich.text import Text
 
 from drcl.lab.commands.run import Data, Options, parsed
 from drcl.lab.commands.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
-from drcl.lab.words import percent
+from drcl.lab.common.words import percent
 
 if TYPE_CHECKING:
     from drcl.lab.board import Board

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from functools import cache
 
-from drcl.lab import options
+from drcl.lab.common import options
 from drcl.lab.methods.base import Batch, Knob, Method, Setting, Where
 
 __all__ = ["Batch", "Knob", "Method", "Setting", "Where", "get", "names"]

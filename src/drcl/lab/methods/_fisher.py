@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from drcl.importance import Fisher, Labels
-from drcl.lab import seeds
+from drcl.lab.common import seeds
+from drcl.lab.common.parallel import Reduced
 from drcl.lab.methods.base import Method
-from drcl.lab.parallel import Reduced
 from drcl.lab.streams import Task
 
 LABELS = "labels in the Fisher: drawn, the mean over classes (exact), its cheap form (signs), the data's (empirical)"

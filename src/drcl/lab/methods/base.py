@@ -31,8 +31,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drcl.lab import seeds
 from drcl.lab.batches import Examples
+from drcl.lab.common import seeds
 from drcl.lab.networks import Network
 from drcl.lab.networks.norms import settled
 from drcl.lab.streams import Scenario, Stream, Task

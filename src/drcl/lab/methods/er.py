@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from drcl.lab import seeds
+from drcl.lab.common import seeds
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods.base import Batch, Method, Setting, mixed_cross_entropy
 from drcl.lab.networks import Network

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drcl.importance import Labels
-from drcl.lab import seeds
+from drcl.lab.common import seeds
 from drcl.lab.methods import _fisher, _gaussian, _guards
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Batch, Knob, Method, Setting

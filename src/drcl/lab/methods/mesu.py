@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drcl.lab import seeds
+from drcl.lab.common import seeds
 from drcl.lab.methods import _gaussian, _guards
 from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from drcl.lab import seeds
+from drcl.lab.common import seeds
 from drcl.lab.methods import _gaussian, _guards
 from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network

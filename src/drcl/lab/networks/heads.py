@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from drcl.lab import seeds
+from drcl.lab.common import seeds
 
 HeadKind = Literal["task", "shared", "growing"]
 

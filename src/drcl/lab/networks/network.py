@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from drcl.lab import seeds
+from drcl.lab.common import seeds
 from drcl.lab.networks.alexnet import AlexNet, AlexNetGPM
 from drcl.lab.networks.cnn import SmallCNN, UPGDNet
 from drcl.lab.networks.heads import HeadKind, Heads

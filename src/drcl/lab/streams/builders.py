@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from drcl.lab import seeds
 from drcl.lab.batches import Examples
+from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet
 from drcl.lab.pixels import View
 from drcl.lab.streams.parts import Parts, class_ranks, split_parts

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from drcl.lab import seeds
+from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet
 from drcl.lab.streams.builders import _shared_stream, _shared_task, label_permutations
 from drcl.lab.streams.parts import split_parts

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from drcl.lab import seeds
 from drcl.lab.batches import Examples
+from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.pixels import View
 

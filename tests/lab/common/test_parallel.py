@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 import drcl
-from drcl.lab import parallel
+from drcl.lab.common import parallel
+from drcl.lab.common.parallel import World
 from drcl.lab.config import RunConfig
-from drcl.lab.parallel import World
 from drcl.lab.rundir import Run
 from drcl.lab.runs import execute
 
