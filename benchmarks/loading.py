@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from drcl.lab.batches import Examples
 from drcl.lab.networks import AlexNet
-from drcl.lab.pixels import View
+from drcl.lab.streams.examples import Examples
+from drcl.lab.streams.view import View
 
 BATCH = 64
 

@@ -13,7 +13,7 @@ from drcl.lab import methods, networks, streams
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.learner import Learner, Plan, Watcher
 from drcl.lab.methods.base import Method
-from drcl.lab.pixels import View
+from drcl.lab.streams.view import View
 from drcl.lab.training import Training
 
 PLAN = Plan(epochs=2, batch=8, lr=0.05, momentum=0.9)

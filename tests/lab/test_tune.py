@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from drcl.lab import methods, sweep, workers
-from drcl.lab.batches import Examples
 from drcl.lab.benchmarks import Benchmark
 from drcl.lab.cli import app
 from drcl.lab.common import options
 from drcl.lab.config import RunConfig
 from drcl.lab.rundir import Run
+from drcl.lab.streams.examples import Examples
 from drcl.lab.tune import Search, Trial, Tuning, best_of
 
 QUICK = {"epochs": 1, "limit_per_class": 20}

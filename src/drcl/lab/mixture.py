@@ -8,10 +8,10 @@ from itertools import islice
 import numpy as np
 import torch
 
-from drcl.lab.batches import BLOCK
 from drcl.lab.common import seeds
 from drcl.lab.methods.base import Batch
 from drcl.lab.streams import Task
+from drcl.lab.streams.examples import BLOCK
 
 
 class Mixture:

@@ -16,8 +16,8 @@ from drcl.lab.data.base import DataSet, Split
 from drcl.lab.methods.base import Batch, Method, Setting, Where
 from drcl.lab.methods.sgd import SGD
 from drcl.lab.networks import Network
-from drcl.lab.pixels import View
 from drcl.lab.streams import Stream, Task
+from drcl.lab.streams.view import View
 
 MLP: dict[str, Any] = {"kind": "mlp", "hidden": [12, 10]}
 CNN: dict[str, Any] = {"kind": "cnn", "channels": [4, 6], "hidden": 12}

@@ -31,11 +31,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drcl.lab.batches import Examples
 from drcl.lab.common import seeds
 from drcl.lab.networks import Network
 from drcl.lab.networks.norms import settled
 from drcl.lab.streams import Scenario, Stream, Task
+from drcl.lab.streams.examples import Examples
 from drcl.per_sample.draw import tensors
 
 

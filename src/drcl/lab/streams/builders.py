@@ -9,12 +9,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from drcl.lab.batches import Examples
 from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet
-from drcl.lab.pixels import View
+from drcl.lab.streams.examples import Examples
 from drcl.lab.streams.parts import Parts, class_ranks, split_parts
 from drcl.lab.streams.task import Scenario, Stream, Task
+from drcl.lab.streams.view import View
 
 
 def class_split(

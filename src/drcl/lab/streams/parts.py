@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from drcl.lab.batches import Examples
 from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet, Split
-from drcl.lab.pixels import View
+from drcl.lab.streams.examples import Examples
+from drcl.lab.streams.view import View
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args, overload
 
-from drcl.lab.batches import Examples
+from drcl.lab.streams.examples import Examples
 
 Scenario = Literal["task", "domain", "class"]
 

@@ -183,7 +183,7 @@ def test_superclass_comments_name_what_the_ids_are():
     ids."""
     from importlib import resources
 
-    text = resources.files("drcl.lab").joinpath("benchmarks.toml").read_text()
+    text = resources.files("drcl.lab.benchmarks").joinpath("benchmarks.toml").read_text()
     named: dict[int, str] = {}
     for line in text.splitlines():
         if line.startswith("    [") and "#" in line:

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 from drcl.lab import networks
 from drcl.lab.data.base import DataSet
 from drcl.lab.networks import Network
-from drcl.lab.pixels import View
 from drcl.lab.streams import BUILDERS, Scenario, Stream
+from drcl.lab.streams.view import View
 
 Schedule = Literal["constant", "cosine"]
 _PIXELS = ("mean", "std", "size", "pad", "channels", "crop", "flip")
@@ -142,7 +142,7 @@ class Benchmark:
 
 @cache
 def _tables() -> dict[str, dict[str, Any]]:
-    text = resources.files("drcl.lab").joinpath("benchmarks.toml").read_text(encoding="utf-8")
+    text = resources.files("drcl.lab.benchmarks").joinpath("benchmarks.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 

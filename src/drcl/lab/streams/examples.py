@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from drcl.lab.common import seeds
-from drcl.lab.pixels import View
+from drcl.lab.streams.view import View
 
 # Small batches are cut from a block of about this many images, so that a batch of one does not pay for all
 # the calls alone. Larger blocks fall out of the processor's cache and are slower again.

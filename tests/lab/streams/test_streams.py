@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from drcl.lab import streams
 from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet, Split
-from drcl.lab.pixels import View
 from drcl.lab.streams.online import draws
 from drcl.lab.streams.parts import split_parts
+from drcl.lab.streams.view import View
 
 
 def split(per_class: int, classes: int, shape=(1, 8, 8), offset: int = 0, groups: int | None = None) -> Split:

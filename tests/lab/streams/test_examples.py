@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from drcl.lab import batches
-from drcl.lab.batches import Examples
 from drcl.lab.common import seeds
-from drcl.lab.pixels import View, augment, resize, rotate
+from drcl.lab.streams import examples as module
+from drcl.lab.streams.examples import Examples
+from drcl.lab.streams.view import View, augment, resize, rotate
 
 
 def examples(count: int = 50, shape=(3, 6, 6), view: View | None = None, key: int = 0) -> Examples:
@@ -86,7 +86,7 @@ def test_block_size_changes_no_bit(monkeypatch, block):
     view = View(mean=(0.3, 0.4, 0.5), std=(0.2, 0.3, 0.1), crop=1, flip=True)
     found = examples(100, view=view)
     before = list(found.batches(4, seed=1))
-    monkeypatch.setattr(batches, "BLOCK", block)
+    monkeypatch.setattr(module, "BLOCK", block)
     assert same(found.batches(4, seed=1), before)
 
 
