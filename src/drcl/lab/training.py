@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-
-def option(default: Any, help: str) -> Any:
-    """A dataclass field with a line of help, as methods and this file declare their options."""
-    return field(default=default, metadata={"help": help})
+from drcl.lab.common.options import option
 
 
 @dataclass(frozen=True)

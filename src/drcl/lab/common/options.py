@@ -11,13 +11,18 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal, Union, get_args, get_origin
 
 
 class OptionError(ValueError):
     """An option that does not exist, or a value it does not take; the message names both and the remedy."""
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field with a line of help: how methods and settings declare their options."""
+    return field(default=default, metadata={"help": help})
 
 
 def hints(cls: type) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from drcl.importance import Labels
+from drcl.lab.common.options import option
 from drcl.lab.methods import _fisher, _guards
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob
 from drcl.lab.methods.sgp import SGP
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 
 
 @dataclass

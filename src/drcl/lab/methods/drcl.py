@@ -27,12 +27,12 @@ from torch import Tensor
 from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
 from drcl.importance import Importance, Labels
 from drcl.lab.common import seeds
+from drcl.lab.common.options import option
 from drcl.lab.common.parallel import FromTheFirst, Reduced
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 from drcl.options import PRESETS, SPLITTINGS, one_of, settings
 from drcl.per_sample.draw import tensors
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from drcl.importance import Labels
+from drcl.lab.common.options import option
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.drcl import NORMALISE, DouglasRachford
-from drcl.lab.training import option
 
 
 @dataclass

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.common import seeds
+from drcl.lab.common.options import option
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods.base import Batch, Method, Setting, mixed_cross_entropy
 from drcl.lab.networks import Network
 from drcl.lab.networks.norms import PerTaskBatchNorm
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 
 
 @dataclass

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from drcl.importance import Labels
 from drcl.lab.common import seeds
+from drcl.lab.common.options import option
 from drcl.lab.methods import _fisher, _gaussian, _guards
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 
 
 @dataclass

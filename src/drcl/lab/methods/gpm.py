@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from drcl.lab.common.options import option
 from drcl.lab.methods import _bases, _guards
 from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 
 
 @dataclass

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.common import seeds
+from drcl.lab.common.options import option
 from drcl.lab.methods import _guards
 from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 
 # A gate this close to 1 counts as 1, so that what it protects stays where it is bit for bit.
 SATURATED = 1e-6

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from drcl.lab.common.options import option
 from drcl.lab.methods import _quadratic
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from drcl.lab.common.options import option
 from drcl.lab.methods import _guards
 from drcl.lab.methods.base import Knob
 from drcl.lab.methods.gpm import GPM
-from drcl.lab.training import option
 
 
 @dataclass

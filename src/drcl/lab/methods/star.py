@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from drcl.lab.common.options import option
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods.base import Batch, Knob
 from drcl.lab.methods.er import ER
-from drcl.lab.training import option
 
 Parameters = Mapping[str, nn.Parameter]
 

@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from drcl.lab.common.options import option
 from drcl.lab.methods import _checks
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 
 EPS = 1e-8
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.common import seeds
+from drcl.lab.common.options import option
 from drcl.lab.methods import _gaussian, _guards
 from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 
 
 @dataclass

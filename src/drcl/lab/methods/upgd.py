@@ -22,10 +22,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from drcl.lab.common.options import option
 from drcl.lab.methods import _checks
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 
 
 @dataclass

@@ -12,11 +12,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from drcl.lab.common import seeds
+from drcl.lab.common.options import option
 from drcl.lab.methods import _guards
 from drcl.lab.methods.base import Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
-from drcl.lab.training import option
 
 
 @dataclass
