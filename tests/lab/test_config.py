@@ -12,7 +12,7 @@ from drcl.lab import benchmarks, methods
 from drcl.lab.common import options
 from drcl.lab.common.options import OptionError
 from drcl.lab.config import RunConfig, known_options
-from drcl.lab.training import OPERATION, Training
+from drcl.lab.training.settings import OPERATION, Training
 
 
 def make(method: str = "drcl", benchmark: str = "digits-split", **given) -> RunConfig:

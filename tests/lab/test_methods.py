@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from drcl.lab import methods, networks, streams
 from drcl.lab.data.base import DataSet, Split
-from drcl.lab.learner import Learner, Plan, Watcher
 from drcl.lab.methods.base import Method
 from drcl.lab.streams.view import View
-from drcl.lab.training import Training
+from drcl.lab.training.learner import Learner, Plan, Watcher
+from drcl.lab.training.settings import Training
 
 PLAN = Plan(epochs=2, batch=8, lr=0.05, momentum=0.9)
 CHEAP = {"samples": 30}

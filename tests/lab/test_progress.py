@@ -10,9 +10,9 @@ from rich.console import Console
 
 from drcl.lab.board import Line, strip, watch_all
 from drcl.lab.common.words import clock, percent, reason
-from drcl.lab.events import Event
 from drcl.lab.progress import State, watch
 from drcl.lab.sweep import Update
+from drcl.lab.training.events import Event
 
 
 def story(tasks: int = 2) -> list[Event]:

@@ -19,10 +19,10 @@ import drcl
 from drcl.lab import checkpoint, methods
 from drcl.lab.config import RunConfig
 from drcl.lab.data.lock import locked
-from drcl.lab.events import Event
-from drcl.lab.learner import Diverged
 from drcl.lab.rundir import Run
 from drcl.lab.runs import RunError, execute
+from drcl.lab.training.events import Event
+from drcl.lab.training.learner import Diverged
 
 # Two small tasks of scikit-learn's digits: some seconds for all the methods together.
 SMALL = {"tasks": 2, "epochs": 2, "limit_per_class": 16, "batch": 8, "model.hidden": [12], "log_every": 3}
@@ -59,7 +59,7 @@ class Cut(Exception):
 
 def cut_at(monkeypatch, kill_at: int, config: RunConfig, directory: Path) -> None:
     """Run until the step numbered `kill_at` of the run, and no further."""
-    from drcl.lab import steps
+    from drcl.lab.training import step as steps
 
     done = 0
     original = steps.Step.__call__
@@ -84,7 +84,7 @@ import json, os, signal, sys
 from pathlib import Path
 import sklearn.datasets
 import torch
-from drcl.lab import steps
+from drcl.lab.training import step as steps
 from drcl.lab.config import RunConfig
 from drcl.lab.runs import execute
 torch.set_num_threads(1)
@@ -262,7 +262,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch):
     config = small()
     first = execute(config, tmp_path / "run")
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").iterdir() if p.is_file()}
-    from drcl.lab import learner
+    from drcl.lab.training import learner
 
     monkeypatch.setattr(learner.Learner, "run", lambda self: pytest.fail("it was run again"))
     assert execute(config, tmp_path / "run") == first == json.loads((tmp_path / "run" / "result.json").read_text())

@@ -17,7 +17,7 @@ from drcl.lab import benchmarks, methods
 from drcl.lab.benchmarks import Benchmark
 from drcl.lab.common import options as options_
 from drcl.lab.common.options import OptionError
-from drcl.lab.training import OPERATION, Training
+from drcl.lab.training.settings import OPERATION, Training
 
 PREFIXES = {"benchmark": "benchmark_options", "method": "method_options", "training": "training"}
 _TABLES = ("model", "pixels", "arguments", "options")  # settings of a benchmark that are tables themselves

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drcl.lab.common.words import clock, percent
-from drcl.lab.events import Event
+from drcl.lab.training.events import Event
 
 
 @dataclass

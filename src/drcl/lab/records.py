@@ -17,9 +17,9 @@ from typing import Any
 
 from drcl.lab.checkpoint import Checkpoints, replace_whole
 from drcl.lab.common import parallel
-from drcl.lab.events import Event, Logger
-from drcl.lab.learner import Watcher
 from drcl.lab.runfiles import CURVE_FIELDS, DRIFT_FIELDS, CurvePoint, Drift
+from drcl.lab.training.events import Event, Logger
+from drcl.lab.training.learner import Watcher
 
 
 class Table:

@@ -30,11 +30,11 @@ from drcl.lab.common import parallel
 from drcl.lab.config import RunConfig
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.lock import locked
-from drcl.lab.events import Event, Kind, Logger
-from drcl.lab.learner import Learner, Plan
 from drcl.lab.networks import count_parameters
 from drcl.lab.records import Records
-from drcl.lab.surroundings import pick_device
+from drcl.lab.training.events import Event, Kind, Logger
+from drcl.lab.training.learner import Learner, Plan
+from drcl.lab.training.surroundings import pick_device
 
 __all__ = ["Event", "Logger", "RunError", "execute"]
 

@@ -11,10 +11,10 @@ import torch
 from tests.lab.methods.loop import toy_stream
 
 from drcl.lab import methods, networks
-from drcl.lab.learner import Learner, Plan
 from drcl.lab.methods import Setting, _bases
 from drcl.lab.networks import AlexNet, Heads, Network
-from drcl.lab.training import Training
+from drcl.lab.training.learner import Learner, Plan
+from drcl.lab.training.settings import Training
 
 TASKS = 2
 

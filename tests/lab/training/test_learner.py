@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from drcl.lab import networks, streams
 from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet, Split
-from drcl.lab.events import Event
-from drcl.lab.learner import Learner, Plan, Watcher
 from drcl.lab.methods.base import Batch, Method
 from drcl.lab.methods.joint import Joint
 from drcl.lab.methods.sgd import SGD
-from drcl.lab.mixture import Mixture
-from drcl.lab.training import Training
+from drcl.lab.training.events import Event
+from drcl.lab.training.learner import Learner, Plan, Watcher
+from drcl.lab.training.mixture import Mixture
+from drcl.lab.training.settings import Training
 
 PLAN = Plan(epochs=2, batch=8, lr=0.1, momentum=0.9)
 

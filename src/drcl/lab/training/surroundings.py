@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from drcl.lab.common import parallel
-from drcl.lab.training import Training
+from drcl.lab.training.settings import Training
 
 
 def pick_device(name: str) -> torch.device:

@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drcl.lab import measures
 from drcl.lab.benchmarks import Benchmark
 from drcl.lab.common import parallel, seeds
-from drcl.lab.cost import Cost
-from drcl.lab.events import Event, Kind
 from drcl.lab.methods.base import Method, Setting, Where
-from drcl.lab.mixture import Mixture
 from drcl.lab.networks import Network
 from drcl.lab.runfiles import CurvePoint, Drift
-from drcl.lab.schedule import schedule
-from drcl.lab.steps import Running, Step
 from drcl.lab.streams import Stream, Task
-from drcl.lab.surroundings import pick_device, surroundings
-from drcl.lab.training import Training
+from drcl.lab.training import evaluate
+from drcl.lab.training.cost import Cost
+from drcl.lab.training.events import Event, Kind
+from drcl.lab.training.mixture import Mixture
+from drcl.lab.training.schedule import schedule
+from drcl.lab.training.settings import Training
+from drcl.lab.training.step import Running, Step
+from drcl.lab.training.surroundings import pick_device, surroundings
 
 
 class Diverged(FloatingPointError):
@@ -275,7 +275,7 @@ class Learner:
 
     def _judge(self, index: int, task: Task, single: bool) -> None:
         with self.method.deployed():
-            rows, summary = measures.movement(index, self._before, self._trunk(copy=False))
+            rows, summary = evaluate.movement(index, self._before, self._trunk(copy=False))
         if summary and self.trained > 0:
             self.drifts.append(summary)
         row = self.matrix[index] = self._test(self._chosen(index))
@@ -307,7 +307,7 @@ class Learner:
         parallel.same_buffers(self.model)
         with self.method.deployed():
             for j in chosen:
-                out[j] = measures.accuracy(
+                out[j] = evaluate.accuracy(
                     self.method,
                     self.stream[j],
                     self.training.evaluate_batch,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.common import parallel
-from drcl.lab.cost import Cost
 from drcl.lab.methods.base import Batch, Method
+from drcl.lab.training.cost import Cost
 
 
 class Running:
