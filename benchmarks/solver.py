@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from drcl.lab import sweep, workers
-from drcl.lab.config import RunConfig
-from drcl.lab.rundir import Run
+from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.read import Run
 from drcl.lab.tune import Tuning, best_of
 
 PLAN = Path(__file__).with_suffix(".toml")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from drcl.lab import metrics
+from drcl.lab.runs import metrics
 
 # learned: accuracy of a task when it is new; kept: share of it that survives each later task;
 # moves: relative change by a task; unmoved: share of weights left alone; time: multiple of SGD's

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import drcl
 import drcl.lab.common.options
-import drcl.lab.rundir
+import drcl.lab.runs.read
 from drcl.lab import benchmarks, methods
 from drcl.lab.cli import app
 from drcl.lab.networks import names as network_names
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 SOURCE = str(Path(drcl.__file__).parents[1])
 QUICK = ["-o", "tasks=2", "-o", "epochs=1", "-o", "limit_per_class=12"]
@@ -232,7 +232,7 @@ def test_table_in_every_format(runs):
     rows = list(csv.DictReader(io.StringIO(call("table", runs, "-f", "csv").stdout)))
     assert {row["method"] for row in rows} == {"sgd", "drcl"}
     for row in rows:
-        run = next(run for run in drcl.lab.rundir.find([runs]) if run.method == row["method"])
+        run = next(run for run in drcl.lab.runs.read.find([runs]) if run.method == row["method"])
         assert float(row["average_accuracy"]) == pytest.approx(float(run.matrix[-1].mean()), abs=1e-9)
 
 

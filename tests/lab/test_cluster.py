@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from drcl.lab import cluster, sweep, workers
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 QUICK = {"tasks": 2, "epochs": 1, "limit_per_class": 12}
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from drcl.lab import demo, sweep
 from drcl.lab.cli import app
 from drcl.lab.data.registry import entry
-from drcl.lab.rundir import find
+from drcl.lab.runs.read import find
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from tests.lab.fake_runs import write_run, write_runs
 
-from drcl.lab import figures, rundir
+from drcl.lab import figures
 from drcl.lab.figures import (
     accuracy_curves,
     cost,
@@ -26,6 +26,7 @@ from drcl.lab.figures import (
 )
 from drcl.lab.figures.page import inline_svg, variables
 from drcl.lab.groups import group
+from drcl.lab.runs import read
 
 NaN = math.nan
 R0 = np.array([[0.9, NaN, NaN], [0.7, 0.8, NaN], [0.5, 0.6, 1.0]])
@@ -34,14 +35,14 @@ R1 = np.array([[0.7, NaN, NaN], [0.7, 0.8, NaN], [0.5, 0.6, 1.0]])
 
 @pytest.fixture
 def runs(tmp_path):
-    return rundir.find([write_runs(tmp_path, ("sgd", "ewc", "drcl", "joint"))])
+    return read.find([write_runs(tmp_path, ("sgd", "ewc", "drcl", "joint"))])
 
 
 @pytest.fixture
 def small(tmp_path):
     write_run(tmp_path, "sgd", 0, R=R0, seconds=10.0)
     write_run(tmp_path, "sgd", 1, R=R1, seconds=10.0)
-    return rundir.find([tmp_path])
+    return read.find([tmp_path])
 
 
 def lines(figure):
@@ -85,7 +86,7 @@ def test_drift_shows_layers_and_all_weights_from_the_second_task(tmp_path):
     rows = ["0,a,100,0.0,1,1,1", "0,b,300,0.0,1,1,1", "1,a,100,0.2,1,1,1", "1,b,300,1.0,0,0,0"]
     head = "task,layer,weights,unmoved,mean_change,largest_change,relative_change"
     (path / "drift.csv").write_text("\n".join([head, *rows]) + "\n")
-    runs = rundir.find([tmp_path])
+    runs = read.find([tmp_path])
     names, values = drift.shares(group(runs)[0])
     assert names == ["a", "b", "all weights"]
     np.testing.assert_allclose(values, [[0.2], [1.0], [0.8]])  # (20 + 300) / 400
@@ -97,7 +98,7 @@ def test_drift_shows_layers_and_all_weights_from_the_second_task(tmp_path):
 def test_cost_points(tmp_path):
     write_run(tmp_path, "sgd", 0, R=R0, seconds=10.0)
     write_run(tmp_path, "drcl", 0, R=R0, seconds=15.0)
-    figure = cost.draw(rundir.find([tmp_path]))
+    figure = cost.draw(read.find([tmp_path]))
     points = sorted((line.get_xdata()[0], line.get_ydata()[0]) for line in figure.axes[0].get_lines())
     np.testing.assert_allclose(points, [(1.0, 70.0), (1.5, 70.0)])
     assert sorted(texts(figure)) == ["drcl", "sgd"]
@@ -105,14 +106,14 @@ def test_cost_points(tmp_path):
 
 def test_cost_in_seconds_where_there_is_no_sgd(tmp_path):
     write_run(tmp_path, "ewc", 0, R=R0, seconds=12.0)
-    runs = rundir.find([tmp_path])
+    runs = read.find([tmp_path])
     assert cost.draw(runs).axes[0].get_xlabel() == "time to learn, seconds"
     assert "seconds: ewc at 12.00, 70.0 percent" in cost.describe(runs)
 
 
 def test_bars_add_up_to_the_time(tmp_path):
     write_run(tmp_path, "sgd", 0, R=R0, seconds=20.0)
-    runs = rundir.find([tmp_path])
+    runs = read.find([tmp_path])
     widths = [bar.get_width() for bar in time_parts.draw(runs).axes[0].patches]
     assert widths == pytest.approx([19.0, 1.0, 1.3])  # 95 % and 5 % of 20 s, and the evaluation
     assert time_parts.describe(runs) == "Bar chart of seconds: sgd training 19.0, consolidation 1.0, evaluation 1.3."
@@ -158,7 +159,7 @@ def test_a_method_keeps_its_colour_whoever_is_beside_it(runs, tmp_path):
     everyone = style.looks(group(runs))
     write_run(tmp_path / "more", "a-first-one", 0)
     write_run(tmp_path / "more", "drcl", 0)
-    few = style.looks(group(rundir.find([tmp_path / "more"])))
+    few = style.looks(group(read.find([tmp_path / "more"])))
     assert few["drcl"].tone == everyone["drcl"].tone
     assert few["a-first-one"].tone != few["drcl"].tone
 
@@ -166,7 +167,7 @@ def test_a_method_keeps_its_colour_whoever_is_beside_it(runs, tmp_path):
 def test_twenty_methods_can_be_told_apart(tmp_path):
     for k in range(20):
         write_run(tmp_path, f"method-{k:02d}", 0, R=R0)
-    runs = rundir.find([tmp_path])
+    runs = read.find([tmp_path])
     looks = style.looks(group(runs))
     assert len({(look.tone, look.marker, str(look.dash)) for look in looks.values()}) == 20
     figure = accuracy_curves.draw(runs)
@@ -258,7 +259,7 @@ def test_inline_svg_names_its_colours_and_keeps_its_ids_apart(small):
 def test_labels_are_never_markup(tmp_path):
     name = "<b>$x_1$ #c98500 url(#a)"
     write_run(tmp_path, name, 0, R=R0, name="odd")
-    svg = inline_svg(cost.draw(rundir.find([tmp_path])), "n", "t", "d")
+    svg = inline_svg(cost.draw(read.find([tmp_path])), "n", "t", "d")
     words = "".join(ElementTree.fromstring(svg).itertext())
     assert name in words or style.short(name) in words
 
@@ -267,7 +268,7 @@ def test_a_long_stream_is_a_picture_not_ten_thousand_shapes(tmp_path):
     T = 60
     R = np.where(np.tri(T, dtype=bool), 0.5, NaN)
     write_run(tmp_path, "sgd", 0, R=R)
-    figure = matrix.draw(rundir.find([tmp_path]))
+    figure = matrix.draw(read.find([tmp_path]))
     assert len(figure.axes[0].images) == 1
     assert len(inline_svg(figure, "n", "t", "d")) < 200_000
     assert texts(figure) == []

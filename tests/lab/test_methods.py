@@ -107,7 +107,7 @@ def test_its_state_goes_through_a_checkpoint_and_back(name):
 
     class Keep(Watcher):
         def save(self, state):
-            from drcl.lab import nested
+            from drcl.lab.runs import nested
 
             states.append(nested.pack(state()))
 
@@ -115,7 +115,7 @@ def test_its_state_goes_through_a_checkpoint_and_back(name):
     end = final(whole)
     assert states
     for text, tensors in states[::2]:
-        from drcl.lab import nested
+        from drcl.lab.runs import nested
 
         again = learner(make(name), on)
         again.load_state_dict(nested.unpack(text, tensors))

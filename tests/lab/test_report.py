@@ -11,8 +11,9 @@ import pytest
 from tests.lab import browser
 from tests.lab.fake_runs import write_run, write_runs
 
-from drcl.lab import findings, report, rundir
+from drcl.lab import findings, report
 from drcl.lab.report import page, write_report
+from drcl.lab.runs import read
 from drcl.lab.table import rows
 
 NaN = math.nan
@@ -28,7 +29,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     write_runs(folder / "runs", ("sgd", "ewc", "drcl", "joint"))
     write_run(folder / "runs", "drcl", 2, done=3)
-    return write_report(rundir.find([folder / "runs"]), folder / "report.html")
+    return write_report(read.find([folder / "runs"]), folder / "report.html")
 
 
 class Outline(HTMLParser):
@@ -92,7 +93,7 @@ def test_ids_are_unique_and_links_lead_somewhere(written):
 
 def test_the_page_holds_the_numbers_of_the_table(written):
     text = Outline(written.read_text(encoding="utf-8")).text
-    runs = rundir.find([written.parent / "runs"])
+    runs = read.find([written.parent / "runs"])
     for row in rows(runs):
         assert f"{100 * row.values['average_accuracy'].mean:.1f}" in text
     assert "8 of 9 runs finished" in text
@@ -101,7 +102,7 @@ def test_the_page_holds_the_numbers_of_the_table(written):
 
 def test_every_run_directory_is_on_the_page_and_no_other_path(written):
     html = written.read_text(encoding="utf-8")
-    for run in rundir.find([written.parent / "runs"]):
+    for run in read.find([written.parent / "runs"]):
         assert f"<code>runs/{run.path.name}</code>" in html
     assert str(written.parent) not in html
     assert "drcl report runs -o report.html" in html
@@ -132,7 +133,7 @@ def test_names_are_text_and_never_markup(tmp_path):
     path = write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9), name="<b>b", benchmark="<img src=x onerror=alert(2)>")
     environment = {"machine": "<script>alert(3)</script>"}
     (path / "environment.json").write_text(json.dumps(environment))
-    html = page(rundir.find([tmp_path]), title="<script>alert(4)</script>", command="<u>c</u>")
+    html = page(read.find([tmp_path]), title="<script>alert(4)</script>", command="<u>c</u>")
     outline = Outline(html)
     assert not {tag for tag, _ in outline.tags} & {"script", "img", "u", "b2"}
     assert evil in outline.text
@@ -143,7 +144,7 @@ def test_several_benchmarks_have_a_section_each(tmp_path):
     for benchmark in ("one", "two"):
         for method in ("sgd", "drcl"):
             write_run(tmp_path, method, 0, benchmark=benchmark, tasks=3)
-    outline = Outline(page(rundir.find([tmp_path])))
+    outline = Outline(page(read.find([tmp_path])))
     sections = [a["id"] for tag, a in outline.tags if tag == "section"]
     assert sections == ["b0", "b1"]
     assert "Continual learning on 2 benchmarks" in outline.text
@@ -154,12 +155,12 @@ def test_several_benchmarks_have_a_section_each(tmp_path):
 def test_no_runs_and_unfinished_runs_make_a_page_that_says_so(tmp_path):
     assert "No runs to compare" in page([])
     write_run(tmp_path / "a", "sgd", 0, done=1)
-    text = Outline(page(rundir.find([tmp_path / "a"]))).text
+    text = Outline(page(read.find([tmp_path / "a"]))).text
     assert "No run of a method is finished yet" in text
     assert "unfinished, 1 of 8 tasks done" in text
     broken = write_run(tmp_path / "b", "sgd", 0)
     (broken / "config.toml").write_text("=")
-    text = Outline(page(rundir.find([tmp_path / "b"]))).text
+    text = Outline(page(read.find([tmp_path / "b"]))).text
     assert "Runs that cannot be read" in text
     assert "config.toml is damaged" in text
 
@@ -168,7 +169,7 @@ def test_runs_without_cost_or_drift_still_make_a_page(tmp_path):
     path = write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9))
     (path / "cost.json").unlink()
     (path / "drift.csv").unlink()
-    outline = Outline(page(rundir.find([tmp_path])))
+    outline = Outline(page(read.find([tmp_path])))
     assert "cost.json is missing" in outline.text
     assert sum(tag == "svg" for tag, _ in outline.tags) == 3  # accuracy, forgetting, matrix
 
@@ -177,7 +178,7 @@ def test_runs_without_cost_or_drift_still_make_a_page(tmp_path):
 
 
 def test_writing_replaces_the_old_page_or_leaves_it(tmp_path, monkeypatch):
-    runs = rundir.find([write_runs(tmp_path / "runs", ("sgd",), tasks=2)])
+    runs = read.find([write_runs(tmp_path / "runs", ("sgd",), tasks=2)])
     target = tmp_path / "new" / "page.html"
     write_report(runs, target, title="first")
     write_report(runs, target, title="second")
@@ -195,7 +196,7 @@ def test_writing_replaces_the_old_page_or_leaves_it(tmp_path, monkeypatch):
 
 
 def test_the_same_runs_make_the_same_page(tmp_path):
-    runs = rundir.find([write_runs(tmp_path / "runs", ("sgd", "drcl"), tasks=2)])
+    runs = read.find([write_runs(tmp_path / "runs", ("sgd", "drcl"), tasks=2)])
     assert page(runs) == page(runs)
 
 
@@ -206,7 +207,7 @@ def sentence(tmp_path, **accuracies):
     for method, seeds in accuracies.items():
         for seed, value in enumerate(seeds):
             write_run(tmp_path, method, seed, R=final(value, value), seconds=15.0 if method == "drcl" else 10.0)
-    return findings.finding(rows(rundir.find([tmp_path])))
+    return findings.finding(rows(read.find([tmp_path])))
 
 
 def test_finding_states_the_lead_and_its_price(tmp_path):
@@ -310,7 +311,7 @@ def crowded(tmp_path_factory):
     for k in range(12):
         name = f"{long}-{k}" if k % 2 else f"m{k}"
         write_run(folder / "runs", name, 0, tasks=5, benchmark=benchmark, name=f"{k}" + long * 2)
-    return write_report(rundir.find([folder / "runs"]), folder / "page.html")
+    return write_report(read.find([folder / "runs"]), folder / "page.html")
 
 
 @needs_browser

@@ -17,7 +17,7 @@ import drcl
 from drcl.lab import sweep, workers
 from drcl.lab.cli import app
 from drcl.lab.labels import labels
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 QUICK = {"tasks": 2, "epochs": 1, "limit_per_class": 12}
 SOURCE = str(Path(drcl.__file__).parents[1])

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 from tests.lab.fake_runs import write_run, write_runs
 
-from drcl.lab import rundir, table
+from drcl.lab import table
+from drcl.lab.runs import read
 from drcl.lab.table import Statistic, bytes_text, cell_text, count_text, render, rows
 from drcl.lab.table_formats import summary_table
 
@@ -33,7 +34,7 @@ def two_methods(tmp_path):
 
 
 def test_means_deviations_and_counts(two_methods):
-    sgd, drcl = rows(rundir.find([two_methods]))
+    sgd, drcl = rows(read.find([two_methods]))
     # sgd: (0.5 + 0.9) / 2 = 0.7 and (0.3 + 0.9) / 2 = 0.6: mean 0.65, deviation 0.1 / sqrt(2)
     assert sgd.values["average_accuracy"].mean == pytest.approx(0.65)
     assert sgd.values["average_accuracy"].deviation == pytest.approx(0.1 / math.sqrt(2))
@@ -52,7 +53,7 @@ def test_means_deviations_and_counts(two_methods):
 
 
 def test_the_best_of_each_column(two_methods):
-    sgd, drcl = rows(rundir.find([two_methods]))
+    sgd, drcl = rows(read.find([two_methods]))
     assert drcl.best == {"average_accuracy", "backward_transfer", "forgetting", "incremental_accuracy"}
     assert sgd.best == frozenset()
 
@@ -60,14 +61,14 @@ def test_the_best_of_each_column(two_methods):
 def test_equal_as_printed_is_equally_good(tmp_path):
     write_run(tmp_path, "sgd", 0, R=final(0.70001, 0.9))
     write_run(tmp_path, "ewc", 0, R=final(0.70002, 0.9))
-    assert all("average_accuracy" in row.best for row in rows(rundir.find([tmp_path])))
+    assert all("average_accuracy" in row.best for row in rows(read.find([tmp_path])))
 
 
 def test_a_bound_does_not_compete(tmp_path):
     write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9))
     write_run(tmp_path, "ewc", 0, R=final(0.6, 0.9))
     write_run(tmp_path, "joint", 0, R=np.array([[NaN, NaN], [0.99, 0.99]]))
-    sgd, ewc, joint = rows(rundir.find([tmp_path]))
+    sgd, ewc, joint = rows(read.find([tmp_path]))
     assert joint.reference
     assert joint.best == frozenset()
     assert "average_accuracy" in ewc.best
@@ -77,13 +78,13 @@ def test_a_bound_does_not_compete(tmp_path):
 
 def test_one_method_has_nothing_to_be_best_of(tmp_path):
     write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9))
-    (row,) = rows(rundir.find([tmp_path]))
+    (row,) = rows(read.find([tmp_path]))
     assert row.best == frozenset()
 
 
 def test_one_seed_has_no_deviation_and_a_note(tmp_path):
     write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9))
-    found = rows(rundir.find([tmp_path]))
+    found = rows(read.find([tmp_path]))
     assert math.isnan(found[0].values["average_accuracy"].deviation)
     assert cell_text(COLUMN["average_accuracy"], found[0].values["average_accuracy"]) == "70.0"
     assert "One seed only" in table.benchmark_notes(found, "digits-permuted")[0]
@@ -97,7 +98,7 @@ def test_runs_left_out_are_told(tmp_path):
     (broken / "config.toml").write_text("= nonsense")
     failed = write_run(tmp_path, "si", 0, done=1)
     (failed / "result.json").write_text(json.dumps({"finished": False, "error": "the loss became NaN"}))
-    found = rows(rundir.find([tmp_path]))
+    found = rows(read.find([tmp_path]))
     text = render(found, "text")
     assert "drcl, seed 2: unfinished, 3 of 8 tasks done; not counted (digits-permuted-drcl-2)" in text
     assert "repeats seed 0 and is not counted" in text
@@ -113,7 +114,7 @@ def test_runs_left_out_are_told(tmp_path):
 def test_other_seeds_are_told(tmp_path):
     write_run(tmp_path, "sgd", 0)
     write_run(tmp_path, "ewc", 1)
-    notes = table.benchmark_notes(rows(rundir.find([tmp_path])), "digits-permuted")
+    notes = table.benchmark_notes(rows(read.find([tmp_path])), "digits-permuted")
     assert notes[0] == "The methods were not run on the same seeds: sgd on seed 0; ewc on seed 1."
 
 
@@ -122,14 +123,14 @@ def test_other_machines_and_settings_are_told(tmp_path):
     write_run(tmp_path, "ewc", 0, training={"epochs": 40})
     environment = json.loads((path / "environment.json").read_text())
     (path / "environment.json").write_text(json.dumps(environment | {"threads": 8}))
-    notes = " ".join(table.benchmark_notes(rows(rundir.find([tmp_path])), "digits-permuted"))
+    notes = " ".join(table.benchmark_notes(rows(read.find([tmp_path])), "digits-permuted"))
     assert "times do not compare" in notes
     assert "not all trained with the same settings" in notes
 
 
 def test_without_sgd_there_is_no_unit_of_time(tmp_path):
     write_run(tmp_path, "ewc", 0)
-    (row,) = found = rows(rundir.find([tmp_path]))
+    (row,) = found = rows(read.find([tmp_path]))
     assert math.isnan(row.values["relative_time"].mean)
     assert "No single finished sgd run" in " ".join(table.benchmark_notes(found, "digits-permuted"))
 
@@ -138,7 +139,7 @@ def test_a_value_known_for_some_seeds_only_is_told(tmp_path):
     write_run(tmp_path, "sgd", 0, R=final(0.5, 0.9))
     path = write_run(tmp_path, "sgd", 1, R=final(0.5, 0.9))
     (path / "cost.json").unlink()
-    (row,) = rows(rundir.find([tmp_path]))
+    (row,) = rows(read.find([tmp_path]))
     assert row.values["learning_seconds"].n == 1
     assert "sgd: time is known for 1 of 2 seeds only" in row.notes
 
@@ -173,7 +174,7 @@ def test_sizes_and_counts():
 
 
 def test_csv_holds_fractions_at_full_precision(two_methods):
-    found = rows(rundir.find([two_methods]))
+    found = rows(read.find([two_methods]))
     lines = list(csv.DictReader(io.StringIO(render(found, "csv"))))
     assert [line["method"] for line in lines] == ["sgd", "drcl"]
     assert float(lines[1]["average_accuracy"]) == pytest.approx(0.875, abs=1e-15)
@@ -185,7 +186,7 @@ def test_csv_holds_fractions_at_full_precision(two_methods):
 
 def test_markdown_has_bold_best_and_escapes(two_methods):
     write_run(two_methods, "a|b*c", 0, R=final(0.1, 0.2))
-    text = render(rows(rundir.find([two_methods])), "markdown")
+    text = render(rows(read.find([two_methods])), "markdown")
     assert "| drcl | 2 | **87.5 ± 3.5** |" in text
     assert "a\\|b\\*c" in text
     widths = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
@@ -194,7 +195,7 @@ def test_markdown_has_bold_best_and_escapes(two_methods):
 
 def test_latex_is_booktabs_and_escapes(two_methods):
     write_run(two_methods, "50%_$x{y}\\&#~^", 0, R=final(0.1, 0.2))
-    text = render(rows(rundir.find([two_methods])), "latex")
+    text = render(rows(read.find([two_methods])), "latex")
     assert r"50\%\_\$x\{y\}\textbackslash{}\&\#\textasciitilde{}\textasciicircum{}" in text
     assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
     assert r"\textbf{\boldmath 87.5 $\pm$ 3.5}" in text
@@ -205,7 +206,7 @@ def test_latex_is_booktabs_and_escapes(two_methods):
 def test_several_benchmarks_are_kept_apart(tmp_path):
     write_run(tmp_path, "sgd", 0, benchmark="one", R=final(0.5, 0.9))
     write_run(tmp_path, "sgd", 0, benchmark="two", R=final(0.6, 0.9))
-    found = rows(rundir.find([tmp_path]))
+    found = rows(read.find([tmp_path]))
     assert [row.benchmark for row in found] == ["one", "two"]
     for format in ("text", "markdown", "csv", "latex"):
         text = render(found, format)
@@ -224,7 +225,7 @@ def test_no_runs_make_an_empty_table():
 
 
 def test_summary_table_fits_a_terminal(tmp_path):
-    runs = rundir.find([write_runs(tmp_path, ("sgd", "ewc", "drcl", "joint"))])
+    runs = read.find([write_runs(tmp_path, ("sgd", "ewc", "drcl", "joint"))])
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(summary_table(runs))
     text = console.export_text()
@@ -244,7 +245,7 @@ def test_summary_table_drops_nothing_without_a_word(tmp_path):
     broken = write_run(tmp_path, "ewc", 0, name="broken")
     (broken / "config.toml").write_text("=")
     console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(summary_table(rundir.find([tmp_path])))
+    console.print(summary_table(read.find([tmp_path])))
     assert "broken: config.toml is damaged" in " ".join(console.export_text().split())
 
 
@@ -252,14 +253,14 @@ def test_bars_are_as_long_as_the_accuracy(tmp_path):
     write_run(tmp_path, "sgd", 0, R=final(0.3, 0.5))  # 40 %: 4 of 10
     write_run(tmp_path, "ewc", 0, R=final(0.96, 0.94))  # 95 %: 9 and a half
     console = Console(width=100, file=io.StringIO(), record=True)
-    console.print(summary_table(rundir.find([tmp_path])))
+    console.print(summary_table(read.find([tmp_path])))
     lines = [line for line in console.export_text().splitlines() if "━" in line]
     assert [(line.count("━"), line.count("╸")) for line in lines] == [(4, 0), (9, 1)]
 
 
 def test_markup_in_a_name_is_only_text(tmp_path):
     write_run(tmp_path, "[bold red]x[/]", 0, R=final(0.5, 0.9))
-    runs = rundir.find([tmp_path])
+    runs = read.find([tmp_path])
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(summary_table(runs))
     assert "[bold red]x[/]" in console.export_text()

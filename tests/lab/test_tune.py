@@ -13,8 +13,8 @@ from drcl.lab import methods, sweep, workers
 from drcl.lab.benchmarks import Benchmark
 from drcl.lab.cli import app
 from drcl.lab.common import options
-from drcl.lab.config import RunConfig
-from drcl.lab.rundir import Run
+from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.read import Run
 from drcl.lab.streams.examples import Examples
 from drcl.lab.tune import Search, Trial, Tuning, best_of
 

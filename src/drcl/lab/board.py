@@ -16,7 +16,7 @@ from rich.text import Text
 
 from drcl.lab.common.words import clock, percent
 from drcl.lab.progress import State, bar
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 from drcl.lab.sweep import Update
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

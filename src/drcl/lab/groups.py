@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 
 @dataclass(frozen=True)

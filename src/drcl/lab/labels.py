@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from drcl.lab.config import RunConfig
+    from drcl.lab.runs.config import RunConfig
 
 
 def labels(configs: Sequence[RunConfig]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drcl.lab.groups import Group
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 _TABLES = {"benchmark": "benchmark_options", "method": "method_options", "training": "training"}
 Options = dict[str, dict[str, str]]  # table -> option -> value

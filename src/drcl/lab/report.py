@@ -21,7 +21,7 @@ from drcl.lab.figures import style
 from drcl.lab.figures.page import variables
 from drcl.lab.provenance import environment, methods, relative, shared_options
 from drcl.lab.report_figures import Pictures
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 from drcl.lab.table import COLUMNS, Column, Row, Statistic, benchmark_notes, cell_text, rows
 
 _TILES = ("average_accuracy", "backward_transfer", "unmoved", "relative_time")

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from drcl.lab.figures import accuracy_curves, cost, drift, forgetting, matrix, movement, style, time_parts
 from drcl.lab.figures.page import inline_svg
 from drcl.lab.groups import Group
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 from drcl.lab.table import REFERENCES, seed_text
 
 

@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drcl.lab.common.options import nearest
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 if TYPE_CHECKING:
-    from drcl.lab.config import RunConfig
+    from drcl.lab.runs.config import RunConfig
 
 KEYS = ("benchmarks", "methods", "seeds", "options", "benchmark", "method", "grid")
 
@@ -98,7 +98,7 @@ def read(path: str | Path) -> list[RunConfig]:
 
 def plan(table: Mapping[str, Any]) -> list[RunConfig]:
     """The runs of a sweep as a table: seeds innermost, so that the first results are comparable early."""
-    from drcl.lab.config import RunConfig
+    from drcl.lab.runs.config import RunConfig
 
     for key in table:
         if key not in KEYS:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from drcl.lab.groups import Group, group
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 BASELINE = "sgd"  # whose time is the unit of cost
 REFERENCES = frozenset({"joint"})  # bounds, not contestants: they may keep all data, so they cannot be the best

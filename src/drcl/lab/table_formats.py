@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 from drcl.lab.table import COLUMNS, Column, Row, Statistic, benchmark_notes, cell_text, rows
 
 SUMMARY = ("average_accuracy", "backward_transfer", "unmoved", "relative_time")

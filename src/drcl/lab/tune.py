@@ -18,9 +18,9 @@ import tomli_w
 
 from drcl.lab import benchmarks, methods, sweep
 from drcl.lab.common import options
-from drcl.lab.config import RunConfig
 from drcl.lab.methods import Knob
-from drcl.lab.rundir import Run
+from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.read import Run
 
 HELD_OUT = 0.2  # of the training data, where a benchmark has no validation split of its own
 

@@ -44,7 +44,7 @@ def threads_for(workers: int, available: int | None = None) -> int:
 def perform(job: Job, progress: Callable[[Any], None]) -> None:
     """Run one job. Its warnings go into ``notes.txt`` beside its results, a traceback into ``error.txt``: with many
     runs at a time there is no place for them on the screen."""
-    from drcl.lab.runs import execute
+    from drcl.lab.runs.execute import execute
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")

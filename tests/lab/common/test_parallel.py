@@ -16,17 +16,17 @@ from safetensors.torch import load_file
 import drcl
 from drcl.lab.common import parallel
 from drcl.lab.common.parallel import World
-from drcl.lab.config import RunConfig
-from drcl.lab.rundir import Run
-from drcl.lab.runs import execute
+from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.execute import execute
+from drcl.lab.runs.read import Run
 
 # One of a group, told who it is in the way torchrun does. It runs each config in turn.
 MEMBER = """
 import sys
 from pathlib import Path
 import torch
-from drcl.lab.config import RunConfig
-from drcl.lab.runs import execute
+from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.execute import execute
 torch.set_num_threads(1)
 for config in sorted(Path(sys.argv[1]).glob("*.toml")):
     execute(RunConfig.from_toml(config), config.with_suffix(""))

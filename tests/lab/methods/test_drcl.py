@@ -6,8 +6,8 @@ import pytest
 from tests.lab.methods.loop import Walk, assert_resumes, assert_same_weights, toy_stream
 
 from drcl import Kronecker
-from drcl.lab.config import RunConfig
 from drcl.lab.methods.drcl import DouglasRachford
+from drcl.lab.runs.config import RunConfig
 
 
 def kronecker(**options) -> DouglasRachford:

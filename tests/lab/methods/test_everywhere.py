@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from drcl.lab import methods
-from drcl.lab.config import RunConfig
-from drcl.lab.runs import execute
+from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.execute import execute
 
 # Gates and masks are chosen by the task's number, in answers too.
 NEEDS_TASK_IDS = {"hat", "wsn"}

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from drcl.lab.commands.terminal import FAILURE, USAGE, console, fail, told
-from drcl.lab.rundir import Run, find
+from drcl.lab.runs.read import Run, find
 
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold some.")]
 

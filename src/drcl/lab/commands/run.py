@@ -11,7 +11,7 @@ from rich.text import Text
 from drcl.lab.commands.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, notes, told
 
 if TYPE_CHECKING:
-    from drcl.lab.config import RunConfig
+    from drcl.lab.runs.config import RunConfig
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets, instead of the usual one.")]
 Options = Annotated[
@@ -40,10 +40,10 @@ def run(
     data: Data = None,
 ) -> None:
     """Train a method on a benchmark. The same command goes on where it stopped, and never runs twice."""
-    from drcl.lab import loggers
     from drcl.lab.progress import watch
-    from drcl.lab.rundir import Run
-    from drcl.lab.runs import execute
+    from drcl.lab.runs import loggers
+    from drcl.lab.runs.execute import execute
+    from drcl.lab.runs.read import Run
     from drcl.lab.table_formats import summary_table
 
     given = parsed(option or [])
@@ -89,7 +89,7 @@ def gathered(
     file: Path | None, benchmark: str | None, method: str | None, seed: int | None, options: dict[str, Any]
 ) -> RunConfig:
     """The run that the file and the command line describe together; the command line wins."""
-    from drcl.lab.config import PREFIXES, RunConfig
+    from drcl.lab.runs.config import PREFIXES, RunConfig
 
     if file is None:
         if benchmark is None:

@@ -63,7 +63,7 @@ def sweep(
 
 
 def _close(here: Console, outcome: object, out: Path) -> None:
-    from drcl.lab.rundir import find
+    from drcl.lab.runs.read import find
     from drcl.lab.sweep import Outcome
     from drcl.lab.table_formats import summary_table
 

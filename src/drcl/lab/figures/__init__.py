@@ -7,7 +7,7 @@ from pathlib import Path
 
 from drcl.lab.figures import accuracy_curves, cost, drift, forgetting, matrix, movement, time_parts
 from drcl.lab.figures.style import save
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 FIGURES = {
     "accuracy_curves": accuracy_curves,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from drcl.lab.figures import style
 from drcl.lab.groups import group
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 from drcl.lab.table import Row, rows
 
 TITLE = "Accuracy against time"

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from drcl.lab.figures import style
 from drcl.lab.groups import Group
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 Measure = Callable[[Run], list[float]]  # one value a task, NaN where there is none
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from drcl.lab.figures import heat, style
 from drcl.lab.groups import Group
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 TITLE = "Weights left exactly where they were"
 _ALL = "all weights"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from matplotlib.figure import Figure
 
-from drcl.lab import metrics
 from drcl.lab.figures import curves, style
-from drcl.lab.rundir import Run
+from drcl.lab.runs import metrics
+from drcl.lab.runs.read import Run
 
 TITLE = "Accuracy lost on earlier tasks"
 

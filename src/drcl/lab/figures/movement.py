@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from matplotlib.figure import Figure
 
 from drcl.lab.figures import curves, style
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 
 TITLE = "How far the weights moved"
 

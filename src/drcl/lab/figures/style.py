@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from drcl.lab.groups import Group
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 from drcl.lab.table import REFERENCES, rows
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from drcl.lab.figures import style
 from drcl.lab.groups import Group
-from drcl.lab.rundir import Run
+from drcl.lab.runs.read import Run
 from drcl.lab.table import Statistic
 
 TITLE = "Where the time goes"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from drcl.lab.common import parallel
 from drcl.lab.methods.base import Method
-from drcl.lab.runfiles import Drift
+from drcl.lab.runs.files import Drift
 from drcl.lab.streams import Task
 
 

@@ -22,7 +22,7 @@ from drcl.lab.benchmarks import Benchmark
 from drcl.lab.common import parallel, seeds
 from drcl.lab.methods.base import Method, Setting, Where
 from drcl.lab.networks import Network
-from drcl.lab.runfiles import CurvePoint, Drift
+from drcl.lab.runs.files import CurvePoint, Drift
 from drcl.lab.streams import Stream, Task
 from drcl.lab.training import evaluate
 from drcl.lab.training.cost import Cost

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from drcl.lab import metrics
+from drcl.lab.runs import metrics
 
 DRIFT_FIELDS = ("task", "layer", "weights", "unmoved", "mean_change", "largest_change", "relative_change")
 CURVE_FIELDS = ("task", "epoch", "step", "loss", "accuracy")

@@ -24,14 +24,14 @@ from typing import Any
 
 from safetensors.torch import save as save_tensors
 
-from drcl.lab import environment, metrics
-from drcl.lab.checkpoint import replace_whole
 from drcl.lab.common import parallel
-from drcl.lab.config import RunConfig
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.lock import locked
 from drcl.lab.networks import count_parameters
-from drcl.lab.records import Records
+from drcl.lab.runs import environment, metrics
+from drcl.lab.runs.checkpoint import replace_whole
+from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.write import Records
 from drcl.lab.training.events import Event, Kind, Logger
 from drcl.lab.training.learner import Learner, Plan
 from drcl.lab.training.surroundings import pick_device

@@ -16,11 +16,12 @@ import pytest
 from safetensors.torch import load_file
 
 import drcl
-from drcl.lab import checkpoint, methods
-from drcl.lab.config import RunConfig
+from drcl.lab import methods
 from drcl.lab.data.lock import locked
-from drcl.lab.rundir import Run
-from drcl.lab.runs import RunError, execute
+from drcl.lab.runs import checkpoint
+from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.execute import RunError, execute
+from drcl.lab.runs.read import Run
 from drcl.lab.training.events import Event
 from drcl.lab.training.learner import Diverged
 
@@ -85,8 +86,8 @@ from pathlib import Path
 import sklearn.datasets
 import torch
 from drcl.lab.training import step as steps
-from drcl.lab.config import RunConfig
-from drcl.lab.runs import execute
+from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.execute import execute
 torch.set_num_threads(1)
 original = steps.Step.__call__
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from drcl.lab import metrics
-from drcl.lab.runfiles import (
+from drcl.lab.runs import metrics
+from drcl.lab.runs.files import (
     CURVE_FIELDS,
     DRIFT_FIELDS,
     CurvePoint,

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drcl.lab import nested
-from drcl.lab.checkpoint import Checkpoints, replace_whole
-from drcl.lab.nested import NestedError
+from drcl.lab.runs import nested
+from drcl.lab.runs.checkpoint import Checkpoints, replace_whole
+from drcl.lab.runs.nested import NestedError
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from drcl.lab import metrics
-from drcl.lab.metrics import Undefined
+from drcl.lab.runs import metrics
+from drcl.lab.runs.metrics import Undefined
 
 NaN = math.nan
 

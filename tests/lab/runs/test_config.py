@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from drcl.lab import benchmarks, methods
 from drcl.lab.common import options
 from drcl.lab.common.options import OptionError
-from drcl.lab.config import RunConfig, known_options
+from drcl.lab.runs.config import RunConfig, known_options
 from drcl.lab.training.settings import OPERATION, Training
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from drcl.lab import nested
+from drcl.lab.runs import nested
 
 FORMAT = "drcl.checkpoint/1"
 KEPT = 2

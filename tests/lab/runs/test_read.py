@@ -8,9 +8,9 @@ import pytest
 import tomli_w
 from tests.lab.fake_runs import write_matrix, write_run, write_runs
 
-from drcl.lab import rundir
 from drcl.lab.groups import group
-from drcl.lab.rundir import Run
+from drcl.lab.runs import read
+from drcl.lab.runs.read import Run
 
 R = np.array([[0.9, math.nan], [0.7, 0.8]])
 
@@ -166,7 +166,7 @@ def test_what_is_not_there_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="give a run's directory"):
         Run.read(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        rundir.find([tmp_path / "nothing"])
+        read.find([tmp_path / "nothing"])
 
 
 def test_find_looks_below_and_takes_each_run_once(tmp_path):
@@ -176,7 +176,7 @@ def test_find_looks_below_and_takes_each_run_once(tmp_path):
     hidden = root / ".trash"
     hidden.mkdir()
     (hidden / "config.toml").write_text("")
-    runs = rundir.find([root, root / "digits-permuted-drcl-1", root / "digits-permuted-ewc-0" / "config.toml"])
+    runs = read.find([root, root / "digits-permuted-drcl-1", root / "digits-permuted-ewc-0" / "config.toml"])
     assert [(run.method, run.seed) for run in runs] == [
         ("drcl", 0),
         ("drcl", 1),
@@ -190,13 +190,13 @@ def test_find_looks_below_and_takes_each_run_once(tmp_path):
 def test_a_run_without_config_is_found_and_called_unreadable(tmp_path):
     path = write_run(tmp_path, R=R)
     (path / "config.toml").unlink()
-    (run,) = rundir.find([tmp_path])
+    (run,) = read.find([tmp_path])
     assert run.status == "unreadable"
     assert "it is not known what was run" in run.problems[0]
 
 
 def test_groups_hold_the_seeds_of_one_method(tmp_path):
-    groups = group(rundir.find([write_runs(tmp_path)]))
+    groups = group(read.find([write_runs(tmp_path)]))
     assert [(g.benchmark, g.label, len(g.finished)) for g in groups] == [
         ("digits-permuted", "drcl", 2),
         ("digits-permuted", "ewc", 2),
@@ -211,14 +211,14 @@ def test_other_options_are_another_group_and_only_they_are_named(tmp_path):
         for seed in range(2):
             write_run(tmp_path, "drcl", seed, R=R, options={"strength": strength}, name=f"{strength}-{seed}")
     write_run(tmp_path, "sgd", 0, R=R, training={"epochs": 5})
-    labels = [g.label for g in group(rundir.find([tmp_path]))]
+    labels = [g.label for g in group(read.find([tmp_path]))]
     assert labels == ["drcl (strength=1.0)", "drcl (strength=10.0)", "sgd"]
 
 
 def test_another_number_of_tasks_is_another_benchmark(tmp_path):
     write_run(tmp_path, "sgd", 0, tasks=4, name="a")
     write_run(tmp_path, "sgd", 0, tasks=8, name="b")
-    assert [g.benchmark for g in group(rundir.find([tmp_path]))] == [
+    assert [g.benchmark for g in group(read.find([tmp_path]))] == [
         "digits-permuted (tasks=4)",
         "digits-permuted (tasks=8)",
     ]
@@ -228,7 +228,7 @@ def test_a_seed_counts_once(tmp_path):
     write_run(tmp_path, "sgd", 0, R=R, name="first")
     write_run(tmp_path, "sgd", 0, R=R, name="second")
     write_run(tmp_path, "sgd", 1, R=R, done=1, name="third")
-    (g,) = group(rundir.find([tmp_path]))
+    (g,) = group(read.find([tmp_path]))
     assert [run.path.name for run in g.finished] == ["first"]
     assert [(run.path.name, why) for run, why in g.left_out] == [("second", "repeats seed 0")]
     assert [run.path.name for run in g.unfinished] == ["third"]
@@ -239,7 +239,7 @@ def test_a_run_over_other_tasks_does_not_count(tmp_path):
     path = write_run(tmp_path, "sgd", 1, tasks=3, name="second")
     config = (path / "config.toml").read_text().replace("tasks = 3", "tasks = 2")  # it says what it is not
     (path / "config.toml").write_text(config)
-    (g,) = group(rundir.find([tmp_path]))
+    (g,) = group(read.find([tmp_path]))
     assert [(run.path.name, why) for run, why in g.left_out] == [("second", "has 3 tasks instead of 2")]
     np.testing.assert_array_equal(g.matrix(), R)
 
@@ -249,4 +249,4 @@ def test_options_of_any_kind_can_be_compared(tmp_path):
         path = write_run(tmp_path, "m", 0, R=R, name=name)
         config = {"benchmark": "x", "method": "m", "seed": 0, "method_options": value}
         (path / "config.toml").write_text(tomli_w.dumps(config))
-    assert [g.label for g in group(rundir.find([tmp_path]))] == ["m (inner=[1, 2])", "m (inner=[1, 3])"]
+    assert [g.label for g in group(read.find([tmp_path]))] == ["m (inner=[1, 2])", "m (inner=[1, 3])"]

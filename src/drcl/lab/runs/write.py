@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from drcl.lab.checkpoint import Checkpoints, replace_whole
 from drcl.lab.common import parallel
-from drcl.lab.runfiles import CURVE_FIELDS, DRIFT_FIELDS, CurvePoint, Drift
+from drcl.lab.runs.checkpoint import Checkpoints, replace_whole
+from drcl.lab.runs.files import CURVE_FIELDS, DRIFT_FIELDS, CurvePoint, Drift
 from drcl.lab.training.events import Event, Logger
 from drcl.lab.training.learner import Watcher
 

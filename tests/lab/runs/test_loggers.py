@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from drcl.lab import loggers
+from drcl.lab.runs import loggers
 
 SETTINGS = {"benchmark": "digits-permuted", "method_options": {"lam": 3.0, "deep": {"er": 1}}}
 
