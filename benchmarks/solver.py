@@ -17,10 +17,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from drcl.lab import sweep, workers
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.read import Run
-from drcl.lab.tune import Tuning, best_of
+from drcl.lab.sweeps import sweep, workers
+from drcl.lab.sweeps.tune import Tuning, best_of
 
 PLAN = Path(__file__).with_suffix(".toml")
 RANGE = (0.0003, 0.3)

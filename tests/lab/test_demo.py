@@ -8,10 +8,11 @@ from importlib import resources
 import pytest
 from typer.testing import CliRunner
 
-from drcl.lab import demo, sweep
+from drcl.lab import demo
 from drcl.lab.cli import app
 from drcl.lab.data.registry import entry
 from drcl.lab.runs.read import find
+from drcl.lab.sweeps import sweep
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from rich.console import Console
 from drcl.lab.board import Line, strip, watch_all
 from drcl.lab.common.words import clock, percent, reason
 from drcl.lab.progress import State, watch
-from drcl.lab.sweep import Update
+from drcl.lab.sweeps.sweep import Update
 from drcl.lab.training.events import Event
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from drcl.lab.common.words import clock, percent
 from drcl.lab.progress import State, bar
 from drcl.lab.runs.read import Run
-from drcl.lab.sweep import Update
+from drcl.lab.sweeps.sweep import Update
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _RAMP = ("red3", "orange3", "gold3", "chartreuse3", "green3")

@@ -22,13 +22,13 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from drcl.lab import sweep, workers
 from drcl.lab.board import Line, strip, watch_all
 from drcl.lab.findings import finding
-from drcl.lab.labels import labels
 from drcl.lab.report import write_report
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.read import Run
+from drcl.lab.sweeps import sweep, workers
+from drcl.lab.sweeps.names import labels
 from drcl.lab.table import Row, rows
 from drcl.lab.table_formats import summary_table
 

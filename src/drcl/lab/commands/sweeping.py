@@ -28,10 +28,10 @@ def sweep(
     data: Data = None,
 ) -> None:
     """Run benchmarks x methods x seeds x grids; finished runs are skipped, a failed one does not stop the rest."""
-    from drcl.lab import sweep as plan
-    from drcl.lab import workers
     from drcl.lab.board import Line, watch_all
-    from drcl.lab.labels import labels
+    from drcl.lab.sweeps import sweep as plan
+    from drcl.lab.sweeps import workers
+    from drcl.lab.sweeps.names import labels
 
     with told(USAGE, ValueError, OSError):
         todo = plan.jobs(plan.read(file), out, data)
@@ -44,7 +44,7 @@ def sweep(
         return
     backend = workers.processes(jobs)
     if cluster is not None:
-        from drcl.lab.cluster import ClusterError, on_ray
+        from drcl.lab.sweeps.cluster import ClusterError, on_ray
 
         with told(FAILURE, ClusterError):
             backend = on_ray(cluster, shared=shared, at_once=jobs if jobs > 1 else None)
@@ -64,7 +64,7 @@ def sweep(
 
 def _close(here: Console, outcome: object, out: Path) -> None:
     from drcl.lab.runs.read import find
-    from drcl.lab.sweep import Outcome
+    from drcl.lab.sweeps.sweep import Outcome
     from drcl.lab.table_formats import summary_table
 
     assert isinstance(outcome, Outcome)

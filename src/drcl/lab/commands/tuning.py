@@ -19,8 +19,8 @@ from drcl.lab.common.words import percent
 
 if TYPE_CHECKING:
     from drcl.lab.board import Board
-    from drcl.lab.sweep import Job, Tell, Update
-    from drcl.lab.tune import Trial, Tuning
+    from drcl.lab.sweeps.sweep import Job, Tell, Update
+    from drcl.lab.sweeps.tune import Trial, Tuning
 
 
 def tune(
@@ -43,9 +43,9 @@ def tune(
     data: Data = None,
 ) -> None:
     """Choose each method's strength on the first tasks' validation data; no test set is read."""
-    from drcl.lab import workers
     from drcl.lab.board import watch_all
-    from drcl.lab.tune import Tuning
+    from drcl.lab.sweeps import workers
+    from drcl.lab.sweeps.tune import Tuning
 
     named = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not named:
@@ -101,7 +101,7 @@ def _on(board: Board, todo: Sequence[Job], tuning: Tuning) -> Tell:
 
 
 def _close(here: Console, tuning: Tuning, trials: Sequence[Trial]) -> None:
-    from drcl.lab.tune import best_of
+    from drcl.lab.sweeps.tune import best_of
 
     best = best_of(trials)
     table = Table(box=box.ROUNDED, border_style="dim", header_style="bold", padding=(0, 2))

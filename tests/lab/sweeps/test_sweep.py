@@ -14,10 +14,10 @@ import tomli_w
 from typer.testing import CliRunner
 
 import drcl
-from drcl.lab import sweep, workers
 from drcl.lab.cli import app
-from drcl.lab.labels import labels
 from drcl.lab.runs.read import Run
+from drcl.lab.sweeps import sweep, workers
+from drcl.lab.sweeps.names import labels
 
 QUICK = {"tasks": 2, "epochs": 1, "limit_per_class": 12}
 SOURCE = str(Path(drcl.__file__).parents[1])

@@ -16,11 +16,12 @@ from typing import Any
 
 import tomli_w
 
-from drcl.lab import benchmarks, methods, sweep
+from drcl.lab import benchmarks, methods
 from drcl.lab.common import options
 from drcl.lab.methods import Knob
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.read import Run
+from drcl.lab.sweeps import sweep
 
 HELD_OUT = 0.2  # of the training data, where a benchmark has no validation split of its own
 

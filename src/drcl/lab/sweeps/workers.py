@@ -22,7 +22,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from drcl.lab.common.words import reason
-from drcl.lab.sweep import Backend, Job, Tell, Update
+from drcl.lab.sweeps.sweep import Backend, Job, Tell, Update
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _EVERY = 0.1  # seconds between two step events of one run; more would only fill the pipe

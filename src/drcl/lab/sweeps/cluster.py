@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from drcl.lab.common.words import reason
-from drcl.lab.sweep import Backend, Job, Tell, Update
-from drcl.lab.workers import THREADS, cores, perform, threads_for, throttled
+from drcl.lab.sweeps.sweep import Backend, Job, Tell, Update
+from drcl.lab.sweeps.workers import THREADS, cores, perform, threads_for, throttled
 
 LOCAL = "local"
 _INSTALL = 'install it with: pip install "drcl[cluster]"'

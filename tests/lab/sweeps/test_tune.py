@@ -9,14 +9,15 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from drcl.lab import methods, sweep, workers
+from drcl.lab import methods
 from drcl.lab.benchmarks import Benchmark
 from drcl.lab.cli import app
 from drcl.lab.common import options
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.read import Run
 from drcl.lab.streams.examples import Examples
-from drcl.lab.tune import Search, Trial, Tuning, best_of
+from drcl.lab.sweeps import sweep, workers
+from drcl.lab.sweeps.tune import Search, Trial, Tuning, best_of
 
 QUICK = {"epochs": 1, "limit_per_class": 20}
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from drcl.lab import cluster, sweep, workers
 from drcl.lab.runs.read import Run
+from drcl.lab.sweeps import cluster, sweep, workers
 
 QUICK = {"tasks": 2, "epochs": 1, "limit_per_class": 12}
 

@@ -1,0 +1,1 @@
+"""Many runs: plans, worker processes, a cluster, and choosing strengths."""
