@@ -23,14 +23,14 @@ from rich.table import Table
 from rich.text import Text
 
 from drcl.lab.board import Line, strip, watch_all
-from drcl.lab.findings import finding
-from drcl.lab.report import write_report
+from drcl.lab.report.findings import finding
+from drcl.lab.report.formats import summary_table
+from drcl.lab.report.page import write_report
+from drcl.lab.report.table import Row, rows
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.read import Run
 from drcl.lab.sweeps import sweep, workers
 from drcl.lab.sweeps.names import labels
-from drcl.lab.table import Row, rows
-from drcl.lab.table_formats import summary_table
 
 EXPLANATION = (
     "Average accuracy is over the test sets of all tasks after the last one was learned; backward transfer is what "

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import tomli_w
-from tests.lab.fake_runs import write_matrix, write_run, write_runs
+from tests.lab.report.fake_runs import write_matrix, write_run, write_runs
 
-from drcl.lab.groups import group
+from drcl.lab.report.groups import group
 from drcl.lab.runs import read
 from drcl.lab.runs.read import Run
 

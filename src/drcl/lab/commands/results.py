@@ -43,7 +43,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Write a page that explains itself: table, curves, matrices, drift and cost in one HTML file."""
-    from drcl.lab.report import write_report
+    from drcl.lab.report.page import write_report
 
     chosen = found(runs)
     with told(FAILURE, OSError):
@@ -59,8 +59,8 @@ def table(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to a file.")] = None,
 ) -> None:
     """Print the comparison: one row a method, mean and deviation over seeds, cost beside accuracy."""
-    from drcl.lab.table import render, rows
-    from drcl.lab.table_formats import rich_table
+    from drcl.lab.report.formats import rich_table
+    from drcl.lab.report.table import render, rows
 
     computed = rows(found(runs))
     if output is not None:
@@ -83,7 +83,7 @@ def figures(
     ] = None,
 ) -> None:
     """Save every figure: accuracy, forgetting, matrices, drift and accuracy against cost."""
-    from drcl.lab.figures import save_all
+    from drcl.lab.report.figures import save_all
 
     chosen = found(runs)
     with told(FAILURE, OSError, ValueError):

@@ -41,10 +41,10 @@ def run(
 ) -> None:
     """Train a method on a benchmark. The same command goes on where it stopped, and never runs twice."""
     from drcl.lab.progress import watch
+    from drcl.lab.report.formats import summary_table
     from drcl.lab.runs import loggers
     from drcl.lab.runs.execute import execute
     from drcl.lab.runs.read import Run
-    from drcl.lab.table_formats import summary_table
 
     given = parsed(option or [])
     for key, value in (("device", device), ("precision", precision)):

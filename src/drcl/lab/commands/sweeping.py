@@ -63,9 +63,9 @@ def sweep(
 
 
 def _close(here: Console, outcome: object, out: Path) -> None:
+    from drcl.lab.report.formats import summary_table
     from drcl.lab.runs.read import find
     from drcl.lab.sweeps.sweep import Outcome
-    from drcl.lab.table_formats import summary_table
 
     assert isinstance(outcome, Outcome)
     mine = {job.directory.resolve() for job in (*outcome.done, *outcome.there)}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from matplotlib.figure import Figure
 
-from drcl.lab.figures import heat, style
+from drcl.lab.report.figures import heat, style
 from drcl.lab.runs.read import Run
 
 TITLE = "Accuracy on each task after each task"

@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 from rich.console import Console
-from tests.lab.fake_runs import write_run, write_runs
+from tests.lab.report.fake_runs import write_run, write_runs
 
-from drcl.lab import table
+from drcl.lab.report import table
+from drcl.lab.report.formats import summary_table
+from drcl.lab.report.table import Statistic, bytes_text, cell_text, count_text, render, rows
 from drcl.lab.runs import read
-from drcl.lab.table import Statistic, bytes_text, cell_text, count_text, render, rows
-from drcl.lab.table_formats import summary_table
 
 NaN = math.nan
 COLUMN = {column.key: column for column in table.COLUMNS}

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from PIL import Image
-from tests.lab.fake_runs import write_run, write_runs
+from tests.lab.report.fake_runs import write_run, write_runs
 
-from drcl.lab import figures
-from drcl.lab.figures import (
+from drcl.lab.report import figures
+from drcl.lab.report.figures import (
     accuracy_curves,
     cost,
     drift,
@@ -24,8 +24,8 @@ from drcl.lab.figures import (
     style,
     time_parts,
 )
-from drcl.lab.figures.page import inline_svg, variables
-from drcl.lab.groups import group
+from drcl.lab.report.groups import group
+from drcl.lab.report.svg import inline_svg, variables
 from drcl.lab.runs import read
 
 NaN = math.nan

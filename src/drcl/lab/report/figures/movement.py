@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from matplotlib.figure import Figure
 
-from drcl.lab.figures import curves, style
+from drcl.lab.report.figures import curves, style
 from drcl.lab.runs.read import Run
 
 TITLE = "How far the weights moved"

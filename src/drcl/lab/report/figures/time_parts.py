@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from matplotlib.figure import Figure
 
-from drcl.lab.figures import style
-from drcl.lab.groups import Group
+from drcl.lab.report.figures import style
+from drcl.lab.report.groups import Group
+from drcl.lab.report.table import Statistic
 from drcl.lab.runs.read import Run
-from drcl.lab.table import Statistic
 
 TITLE = "Where the time goes"
 PARTS = ("training", "consolidation", "evaluation")

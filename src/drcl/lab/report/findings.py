@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from drcl.lab.table import BASELINE, Row
+from drcl.lab.report.table import BASELINE, Row
 
 _SPACE = "\N{NO-BREAK SPACE}"  # a number and its unit stay on one line
 

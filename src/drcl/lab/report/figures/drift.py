@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 from matplotlib.figure import Figure
 
-from drcl.lab.figures import heat, style
-from drcl.lab.groups import Group
+from drcl.lab.report.figures import heat, style
+from drcl.lab.report.groups import Group
 from drcl.lab.runs.read import Run
 
 TITLE = "Weights left exactly where they were"

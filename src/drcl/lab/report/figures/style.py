@@ -19,9 +19,9 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from drcl.lab.groups import Group
+from drcl.lab.report.groups import Group
+from drcl.lab.report.table import REFERENCES, rows
 from drcl.lab.runs.read import Run
-from drcl.lab.table import REFERENCES, rows
 
 
 @dataclass(frozen=True)

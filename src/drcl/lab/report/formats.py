@@ -14,8 +14,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from drcl.lab.report.table import COLUMNS, Column, Row, Statistic, benchmark_notes, cell_text, rows
 from drcl.lab.runs.read import Run
-from drcl.lab.table import COLUMNS, Column, Row, Statistic, benchmark_notes, cell_text, rows
 
 SUMMARY = ("average_accuracy", "backward_transfer", "unmoved", "relative_time")
 _UNITS = {"x SGD": "× SGD"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from drcl.lab.figures import accuracy_curves, cost, drift, forgetting, matrix, movement, time_parts
-from drcl.lab.figures.style import save
+from drcl.lab.report.figures import accuracy_curves, cost, drift, forgetting, matrix, movement, time_parts
+from drcl.lab.report.figures.style import save
 from drcl.lab.runs.read import Run
 
 FIGURES = {

@@ -16,13 +16,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from drcl.lab import findings
-from drcl.lab.figures import style
-from drcl.lab.figures.page import variables
-from drcl.lab.provenance import environment, methods, relative, shared_options
-from drcl.lab.report_figures import Pictures
+from drcl.lab.report import findings
+from drcl.lab.report.figures import style
+from drcl.lab.report.pictures import Pictures
+from drcl.lab.report.provenance import environment, methods, relative, shared_options
+from drcl.lab.report.svg import variables
+from drcl.lab.report.table import COLUMNS, Column, Row, Statistic, benchmark_notes, cell_text, rows
 from drcl.lab.runs.read import Run
-from drcl.lab.table import COLUMNS, Column, Row, Statistic, benchmark_notes, cell_text, rows
 
 _TILES = ("average_accuracy", "backward_transfer", "unmoved", "relative_time")
 _RUN_COLUMNS = ("average_accuracy", "backward_transfer", "unmoved", "learning_seconds")
@@ -64,7 +64,7 @@ def page(
     names = list(dict.fromkeys(row.benchmark for row in table if row.label))
     beside = path.parent
     jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    folder = resources.files("drcl.lab.templates")
+    folder = resources.files("drcl.lab.report.templates")
     template = jinja.from_string(folder.joinpath("report.html").read_text(encoding="utf-8"))
     return template.render(
         title=title or _title(names),

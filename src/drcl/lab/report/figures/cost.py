@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drcl.lab.figures import style
-from drcl.lab.groups import group
+from drcl.lab.report.figures import style
+from drcl.lab.report.groups import group
+from drcl.lab.report.table import Row, rows
 from drcl.lab.runs.read import Run
-from drcl.lab.table import Row, rows
 
 TITLE = "Accuracy against time"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drcl.lab.groups import Group
+from drcl.lab.report.groups import Group
 from drcl.lab.runs.read import Run
 
 _TABLES = {"benchmark": "benchmark_options", "method": "method_options", "training": "training"}

@@ -8,13 +8,14 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from tests.lab import browser
-from tests.lab.fake_runs import write_run, write_runs
+from tests.lab.report import browser
+from tests.lab.report.fake_runs import write_run, write_runs
 
-from drcl.lab import findings, report
-from drcl.lab.report import page, write_report
+from drcl.lab.report import findings
+from drcl.lab.report import page as module
+from drcl.lab.report.page import page, write_report
+from drcl.lab.report.table import rows
 from drcl.lab.runs import read
-from drcl.lab.table import rows
 
 NaN = math.nan
 
@@ -241,9 +242,9 @@ def test_finding_names_the_bound_apart(tmp_path):
 
 
 def test_a_title_for_every_number_of_benchmarks():
-    assert report._title([]) == "No runs to compare"
-    assert report._title(["x"]) == "Continual learning on x"
-    assert report._title(["x", "y"]) == "Continual learning on 2 benchmarks"
+    assert module._title([]) == "No runs to compare"
+    assert module._title(["x"]) == "Continual learning on x"
+    assert module._title(["x", "y"]) == "Continual learning on 2 benchmarks"
 
 
 # ---- in a browser

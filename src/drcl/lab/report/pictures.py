@@ -11,11 +11,11 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from drcl.lab.figures import accuracy_curves, cost, drift, forgetting, matrix, movement, style, time_parts
-from drcl.lab.figures.page import inline_svg
-from drcl.lab.groups import Group
+from drcl.lab.report.figures import accuracy_curves, cost, drift, forgetting, matrix, movement, style, time_parts
+from drcl.lab.report.groups import Group
+from drcl.lab.report.svg import inline_svg
+from drcl.lab.report.table import REFERENCES, seed_text
 from drcl.lab.runs.read import Run
-from drcl.lab.table import REFERENCES, seed_text
 
 
 @dataclass(frozen=True)

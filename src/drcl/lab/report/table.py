@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from drcl.lab.groups import Group, group
+from drcl.lab.report.groups import Group, group
 from drcl.lab.runs.read import Run
 
 BASELINE = "sgd"  # whose time is the unit of cost
@@ -234,7 +234,7 @@ def cell_text(column: Column, value: Statistic, plus_minus: str = " ± ") -> str
 
 def render(table: Sequence[Row], format: str = "text") -> str:
     """The table as ``"text"``, ``"markdown"``, ``"csv"`` or ``"latex"``."""
-    from drcl.lab.table_formats import FORMATS  # they need the types above
+    from drcl.lab.report.formats import FORMATS  # they need the types above
 
     if format not in FORMATS:
         raise ValueError(f"format={format!r}; choose one of {', '.join(FORMATS)}")

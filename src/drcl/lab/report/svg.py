@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from drcl.lab.figures.style import TONES, styled
+from drcl.lab.report.figures.style import TONES, styled
 
 _BY_COLOUR = {tone.light: f"var(--{tone.name})" for tone in TONES}
 _DROPPED = (

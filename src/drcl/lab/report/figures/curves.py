@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drcl.lab.figures import style
-from drcl.lab.groups import Group
+from drcl.lab.report.figures import style
+from drcl.lab.report.groups import Group
 from drcl.lab.runs.read import Run
 
 Measure = Callable[[Run], list[float]]  # one value a task, NaN where there is none

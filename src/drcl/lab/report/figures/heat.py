@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from drcl.lab.figures import style
+from drcl.lab.report.figures import style
 
 _READABLE = 14  # columns
 _VECTOR = 32  # cells a side beyond which a picture is smaller than shapes

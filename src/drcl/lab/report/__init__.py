@@ -1,0 +1,1 @@
+"""From run directories to something to read: tables, pictures, a page."""
