@@ -5,7 +5,7 @@ import sys
 
 def main() -> None:
     try:
-        from drcl.lab.cli import app
+        from drcl.lab.cli.app import app
     except ModuleNotFoundError as missing:
         if missing.name and missing.name.split(".")[0] == "drcl":
             raise

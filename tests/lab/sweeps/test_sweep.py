@@ -14,7 +14,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 import drcl
-from drcl.lab.cli import app
+from drcl.lab.cli.app import app
 from drcl.lab.runs.read import Run
 from drcl.lab.sweeps import sweep, workers
 from drcl.lab.sweeps.names import labels

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from drcl.lab import methods
 from drcl.lab.benchmarks import Benchmark
-from drcl.lab.cli import app
+from drcl.lab.cli.app import app
 from drcl.lab.common import options
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.read import Run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from drcl.lab.commands.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, notes, told
+from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, notes, told
 
 if TYPE_CHECKING:
     from drcl.lab.runs.config import RunConfig
@@ -40,7 +40,7 @@ def run(
     data: Data = None,
 ) -> None:
     """Train a method on a benchmark. The same command goes on where it stopped, and never runs twice."""
-    from drcl.lab.progress import watch
+    from drcl.lab.cli.progress import watch
     from drcl.lab.report.formats import summary_table
     from drcl.lab.runs import loggers
     from drcl.lab.runs.execute import execute

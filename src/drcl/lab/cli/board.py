@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from drcl.lab.cli.progress import State, bar
 from drcl.lab.common.words import clock, percent
-from drcl.lab.progress import State, bar
 from drcl.lab.runs.read import Run
 from drcl.lab.sweeps.sweep import Update
 

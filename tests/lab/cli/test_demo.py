@@ -8,8 +8,8 @@ from importlib import resources
 import pytest
 from typer.testing import CliRunner
 
-from drcl.lab import demo
-from drcl.lab.cli import app
+from drcl.lab.cli import demo
+from drcl.lab.cli.app import app
 from drcl.lab.data.registry import entry
 from drcl.lab.runs.read import find
 from drcl.lab.sweeps import sweep
@@ -38,7 +38,7 @@ def test_every_method_trains_under_the_same_conditions():
     common = [(c.seed, c.benchmark_options, c.training) for c in plan if c.method == "sgd"]
     for method in ("ewc", "drcl", "drcl-kronecker"):
         assert [(c.seed, c.benchmark_options, c.training) for c in plan if c.method == method] == common
-    table = tomllib.loads(resources.files("drcl.lab").joinpath("demo.toml").read_text())
+    table = tomllib.loads(resources.files("drcl.lab.cli").joinpath("demo.toml").read_text())
     assert "grid" not in table
 
 

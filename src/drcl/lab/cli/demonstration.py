@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from drcl.lab.commands.terminal import FAILURE, INTERRUPTED, console, fail, told
+from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, console, fail, told
 
 
 def demo(
@@ -17,7 +17,7 @@ def demo(
     again: Annotated[bool, typer.Option("--again", help="Run anew, even what is there already.")] = False,
 ) -> None:
     """See it work: SGD, EWC and DRCL on eight small tasks, in a few minutes and without a download."""
-    from drcl.lab.demo import Demo
+    from drcl.lab.cli.demo import Demo
 
     here = console()
     try:

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from drcl.lab.commands.terminal import USAGE, console, fail
+from drcl.lab.cli.terminal import USAGE, console, fail
 from drcl.lab.common.options import nearest
 
 
@@ -31,7 +31,7 @@ def list_(
 ) -> None:
     """List what there is: benchmarks, methods with their hyperparameters, networks, data sets."""
     if topic is Topic.data:
-        from drcl.lab.data.commands import list_ as list_data
+        from drcl.lab.cli.datasets import list_ as list_data
 
         list_data()
         return

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from drcl.lab.cli import app
+from drcl.lab.cli.app import app
 from drcl.lab.data import names
 
 runner = CliRunner()

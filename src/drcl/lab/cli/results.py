@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from drcl.lab.commands.terminal import FAILURE, USAGE, console, fail, told
+from drcl.lab.cli.terminal import FAILURE, USAGE, console, fail, told
 from drcl.lab.runs.read import Run, find
 
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold some.")]

@@ -19,7 +19,7 @@ import drcl
 import drcl.lab.common.options
 import drcl.lab.runs.read
 from drcl.lab import benchmarks, methods
-from drcl.lab.cli import app
+from drcl.lab.cli.app import app
 from drcl.lab.networks import names as network_names
 from drcl.lab.runs.read import Run
 

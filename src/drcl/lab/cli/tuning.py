@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from drcl.lab.commands.run import Data, Options, parsed
-from drcl.lab.commands.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
+from drcl.lab.cli.run import Data, Options, parsed
+from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
 from drcl.lab.common.words import percent
 
 if TYPE_CHECKING:
-    from drcl.lab.board import Board
+    from drcl.lab.cli.board import Board
     from drcl.lab.sweeps.sweep import Job, Tell, Update
     from drcl.lab.sweeps.tune import Trial, Tuning
 
@@ -43,7 +43,7 @@ def tune(
     data: Data = None,
 ) -> None:
     """Choose each method's strength on the first tasks' validation data; no test set is read."""
-    from drcl.lab.board import watch_all
+    from drcl.lab.cli.board import watch_all
     from drcl.lab.sweeps import workers
     from drcl.lab.sweeps.tune import Tuning
 
@@ -87,7 +87,7 @@ def _range(text: str) -> tuple[float, float]:
 
 def _on(board: Board, todo: Sequence[Job], tuning: Tuning) -> Tell:
     """The trials of one more round on the board."""
-    from drcl.lab.board import Line
+    from drcl.lab.cli.board import Line
 
     first = len(board.lines)
     for job in todo:

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from drcl.lab.commands.run import Data
-from drcl.lab.commands.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
+from drcl.lab.cli.run import Data
+from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
 
 
 def sweep(
@@ -28,7 +28,7 @@ def sweep(
     data: Data = None,
 ) -> None:
     """Run benchmarks x methods x seeds x grids; finished runs are skipped, a failed one does not stop the rest."""
-    from drcl.lab.board import Line, watch_all
+    from drcl.lab.cli.board import Line, watch_all
     from drcl.lab.sweeps import sweep as plan
     from drcl.lab.sweeps import workers
     from drcl.lab.sweeps.names import labels

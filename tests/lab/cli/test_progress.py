@@ -8,9 +8,9 @@ import math
 import pytest
 from rich.console import Console
 
-from drcl.lab.board import Line, strip, watch_all
+from drcl.lab.cli.board import Line, strip, watch_all
+from drcl.lab.cli.progress import State, watch
 from drcl.lab.common.words import clock, percent, reason
-from drcl.lab.progress import State, watch
 from drcl.lab.sweeps.sweep import Update
 from drcl.lab.training.events import Event
 

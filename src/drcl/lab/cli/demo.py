@@ -22,7 +22,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from drcl.lab.board import Line, strip, watch_all
+from drcl.lab.cli.board import Line, strip, watch_all
 from drcl.lab.report.findings import finding
 from drcl.lab.report.formats import summary_table
 from drcl.lab.report.page import write_report
@@ -51,7 +51,7 @@ class Demo:
     @classmethod
     def read(cls, out: Path, seeds: int | None = None) -> Demo:
         table: dict[str, Any] = tomllib.loads(
-            resources.files("drcl.lab").joinpath("demo.toml").read_text(encoding="utf-8")
+            resources.files("drcl.lab.cli").joinpath("demo.toml").read_text(encoding="utf-8")
         )
         if seeds is not None:
             table["seeds"] = seeds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from drcl.lab.commands import demonstration, listing, results, run, sweeping, tuning
-from drcl.lab.data import commands as data
+from drcl.lab.cli import datasets as data
+from drcl.lab.cli import demonstration, listing, results, run, sweeping, tuning
 
 app = typer.Typer(
     name="drcl",
