@@ -202,13 +202,16 @@ def test_states_that_do_not_belong_here_are_refused_whole():
     refuses(more, state, r"\[4\] parameters, this optimizer's \[1, 1, 1, 1\]")
 
 
-def test_a_state_that_does_not_name_its_normalisation_is_taken_as_global():
+@pytest.mark.parametrize("key", ["normalise", "splitting", "mode", "tasks", "names", "gammas"])
+def test_a_state_that_lacks_a_part_is_refused(key):
     model, opt = half_way("global")
     state = opt.state_dict()
-    del state["drcl"]["normalise"]
+    del state["drcl"][key]
     again = KINDS["global"](model.named_parameters())
-    again.load_state_dict(state)
-    assert same(opt.state_dict(), again.state_dict())
+    before = again.state_dict()
+    with pytest.raises(ValueError, match=f"lacks {key}"):
+        again.load_state_dict(state)
+    assert same(before, again.state_dict())
 
 
 def test_memory_does_not_grow_with_tasks():
