@@ -88,8 +88,8 @@ def test_cut_bases_are_penalised_as_their_prox_says(prox):
 
 
 def test_what_cannot_be_told_is_nan():
-    model, opt = after_one_task(strength=0.1, prox=lambda r, anchor, threshold: anchor)
+    _, opt = after_one_task(strength=0.1, prox=lambda r, anchor, threshold: anchor)
     assert math.isnan(opt.penalty())
-    model, opt = after_one_task(stable=0.5)
+    _, opt = after_one_task(stable=0.5)
     moved(opt)
     assert math.isnan(opt.penalty())
