@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from drcl.directions.basis import Eigenbasis
+from drcl.splitting.checks import TENSORS
 from drcl.splitting.directions import Layer
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ class Progress:
 
 
 PLAIN = ("mode", "tasks", "importance_mean", "made", "steps_in_proposal", "gammas")
-# Of the parameter's shape; everything else in the state of DRCL itself is a mistake.
-TENSORS = ("anchor", "importance", "z", "start", "momentum_buffer")
 
 
 def importance_dtype(p: Tensor) -> torch.dtype:

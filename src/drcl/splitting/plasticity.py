@@ -3,14 +3,15 @@ of a wrapped optimizer, or by solving for the proximal map of the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from drcl.splitting import kernels
+from drcl.splitting.checks import check_step
 from drcl.splitting.directions import Layer
 from drcl.splitting.kernels import Step, Weight
 from drcl.splitting.stability import negotiate, penalty_of
@@ -30,7 +31,7 @@ def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
         with torch.enable_grad():
             loss = closure()
     if not lbfgs:  # which looks at no gradient but those of its own evaluations
-        check_gradients(optimizer)
+        check_step(optimizer)
     if optimizer.inner is None and optimizer.solver.plasticity_steps == 1:
         for group in optimizer.param_groups:
             plain, held = _divided(optimizer, group)
@@ -46,13 +47,29 @@ def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
     elif lbfgs and closure is not None:
         loss = optimizer.inner.step(_checked(optimizer, closure))
     else:
-        optimizer.inner.step()
+        with _put_back(optimizer.inner, optimizer):
+            optimizer.inner.step()
     progress = optimizer.progress
     progress.steps_in_proposal += 1
     progress.gammas = [gamma + float(g["lr"]) for gamma, g in zip(progress.gammas, optimizer.param_groups)]
     if progress.steps_in_proposal >= optimizer.solver.plasticity_steps:
         finish(optimizer)
     return loss
+
+
+@contextlib.contextmanager
+def _put_back(inner: torch.optim.Optimizer, optimizer: DRCL) -> Iterator[None]:
+    """torch's optimizers set up the state of some parameters before they refuse the gradient of another."""
+    kept = {p: dict(state) for p, state in inner.state.items()}
+    try:
+        yield
+    except BaseException:
+        inner.state.clear()
+        inner.state.update(kept)
+        if optimizer.progress.steps_in_proposal == 0:
+            for state in optimizer.state.values():
+                state.pop("start", None)
+        raise
 
 
 def _step(optimizer: DRCL, group: dict[str, Any], gamma: float, **sgd: Any) -> Step:
@@ -196,32 +213,7 @@ def _checked(optimizer: DRCL, closure: Closure) -> Closure:
     def evaluate() -> Any:
         with torch.enable_grad():
             loss = closure()
-        check_gradients(optimizer)
+        check_step(optimizer)
         return loss
 
     return evaluate
-
-
-def check_gradients(optimizer: DRCL) -> None:
-    """Everything a step can refuse, before it changes anything."""
-    owners = []
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if p.grad is None:
-                continue
-            if p.grad.is_sparse and optimizer.holds(group, p):
-                raise ValueError(
-                    f"parameter {optimizer.name_of(p)!r} is protected but has a sparse gradient; use sparse=False in "
-                    "its module, or put it in a group with free=True"
-                )
-            owners.append(p)
-    if not optimizer.solver.check_finite or not owners:
-        return
-    bad = kernels.first_non_finite([p.grad for p in owners], optimizer.solver.backend)
-    if bad >= 0:
-        half = owners[bad].dtype == torch.float16
-        remedy = "scale the loss with torch.amp.GradScaler" if half else "lower lr, clip gradients or skip this batch"
-        raise FloatingPointError(
-            f"the gradient of {optimizer.name_of(owners[bad])!r} holds NaN or infinite values; no weight was changed. "
-            f"To go on, {remedy}."
-        )
