@@ -391,10 +391,14 @@ class DRCL(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from ``state_dict``; the model must hold the weights it held when that was taken."""
+        """Resume from ``state_dict``; the model must hold the weights it held when that was taken.
+
+        It is looked at in full first: if anything in it is missing or cannot be, nothing changes.
+        """
         storage.check(self, state_dict)
-        super().load_state_dict({k: state_dict[k] for k in ("state", "param_groups")})
-        storage.unpack(self, state_dict)
+        with storage.loading(self):
+            super().load_state_dict({k: state_dict[k] for k in ("state", "param_groups")})
+            storage.unpack(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("solver", "inner", "residual", "iterations_used", "progress")

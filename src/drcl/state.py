@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from drcl import options
 from drcl.directions.basis import Eigenbasis
 from drcl.splitting.checks import TENSORS
 from drcl.splitting.directions import Layer
@@ -69,38 +70,120 @@ def pack(optimizer: DRCL, base: dict[str, Any]) -> dict[str, Any]:
     return base
 
 
-def check(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
-    """Raise, naming the parameter, unless the state belongs to an optimizer like this one."""
-    if "drcl" not in state_dict:
+def check(optimizer: DRCL, state_dict: Any) -> None:
+    """Raise, naming the part or parameter, unless the state is whole, sound and of an optimizer like this one."""
+    own = state_dict.get("drcl") if isinstance(state_dict, Mapping) else None
+    if not isinstance(own, Mapping):
         raise ValueError("this state dict was not made by DRCL: it has no 'drcl' entry")
-    missing = [key for key in (*PLAIN, "splitting", "normalise", "names") if key not in state_dict["drcl"]]
+    missing = [key for key in ("state", "param_groups") if key not in state_dict]
+    missing += [key for key in (*PLAIN, "splitting", "normalise", "names") if key not in own]
     if missing:
-        raise ValueError(f"the state dict lacks {', '.join(missing)} in its 'drcl' entry: it is not whole")
+        raise ValueError(f"the state dict lacks {', '.join(missing)}: it is not whole; take another copy")
     if (optimizer.inner is None) != ("inner" not in state_dict):
         raise ValueError("one of the two optimizers wraps another (DRCL.around) and the other does not")
     for option in ("splitting", "normalise"):
-        ours, theirs = getattr(optimizer.solver, option), state_dict["drcl"][option]
+        ours, theirs = getattr(optimizer.solver, option), own[option]
         if ours != theirs:
             raise ValueError(
                 f"the state was saved with {option}={theirs!r}; make this optimizer with the same, not {ours!r}"
             )
+    _check_groups(optimizer, state_dict)
+    _check_progress(optimizer, own)
+    for _ in _unpacked_layers(optimizer, state_dict.get("layers", [])):
+        pass
+    for p, entry in _entries(optimizer, state_dict):
+        _check_entry(optimizer, p, entry)
+
+
+def _check_groups(optimizer: DRCL, state_dict: Mapping[str, Any]) -> None:
     sizes = [len(g["params"]) for g in optimizer.param_groups]
-    for groups in (d["param_groups"] for d in (state_dict, state_dict.get("inner", state_dict))):
-        found = [len(g["params"]) for g in groups]
+    for part in (state_dict, state_dict.get("inner", state_dict)):
+        try:
+            found = [len(g["params"]) for g in part["param_groups"]]
+            sound = isinstance(part["state"], Mapping)
+        except (TypeError, KeyError):
+            sound = False
+        if not sound:
+            raise ValueError("the groups or the state of the state dict do not read; take another copy")
         if found != sizes:
             raise ValueError(
                 f"the saved groups hold {found} parameters, this optimizer's {sizes}; make it over the same model, "
                 "with the same groups added in the same order"
             )
-    for _ in _unpacked_layers(optimizer, state_dict.get("layers", [])):
-        pass
-    for p, entry in _entries(optimizer, state_dict):
-        for key in TENSORS:
-            if key in entry and entry[key] is not None and entry[key].shape != p.shape:
-                raise ValueError(
-                    f"parameter {optimizer.name_of(p)!r} has shape {tuple(p.shape)}, but the saved {key!r} has "
-                    f"{tuple(entry[key].shape)}; load it into an optimizer over the same model"
-                )
+    for index, group in enumerate(state_dict["param_groups"]):
+        try:
+            options.group(group, optimizer.solver, strict=optimizer.inner is None)
+        except (TypeError, ValueError, KeyError) as reason:
+            raise ValueError(f"group {index} of the state dict: {reason}") from None
+
+
+def _check_progress(optimizer: DRCL, own: Mapping[str, Any]) -> None:
+    """The plain values; what is wrong with the first that is."""
+    groups, parameters = len(optimizer.param_groups), len(_order(optimizer))
+    sound = {
+        "mode": own["mode"] in ("train", "eval"),
+        "tasks": _whole(own["tasks"]),
+        "steps_in_proposal": _whole(own["steps_in_proposal"]),
+        "importance_mean": _measure(own["importance_mean"]),
+        "made": isinstance(own["made"], Sequence) and all(isinstance(m, Mapping) for m in own["made"]),
+        "gammas": isinstance(own["gammas"], Sequence)
+        and all(map(_measure, own["gammas"]))
+        and len(own["gammas"]) in (0, groups),
+        "names": isinstance(own["names"], Sequence)
+        and all(n is None or isinstance(n, str) for n in own["names"])
+        and len(own["names"]) == parameters,
+    }
+    for key, good in sound.items():
+        if not good:
+            raise ValueError(
+                f"the state dict has {key}={own[key]!r}, which cannot be: it is damaged; take another copy"
+            )
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _measure(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _check_entry(optimizer: DRCL, p: Tensor, entry: Any) -> None:
+    """One parameter's tensors: there, of its shape, finite, importance not negative."""
+    name = optimizer.name_of(p)
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"parameter {name!r}: the saved state does not read; take another copy")
+    given = {key: entry[key] for key in TENSORS if entry.get(key) is not None}
+    needed = {"anchor", "importance"} | ({"z"} if optimizer.solver.splitting != "forward-backward" else set())
+    if given.keys() & needed and not needed <= given.keys():
+        raise ValueError(f"parameter {name!r}: the saved state lacks {', '.join(sorted(needed - given.keys()))}")
+    for key, t in given.items():
+        if not isinstance(t, Tensor):
+            raise ValueError(f"parameter {name!r}: the saved {key!r} is {type(t).__name__}, not a tensor")
+        if t.shape != p.shape:
+            raise ValueError(
+                f"parameter {name!r} has shape {tuple(p.shape)}, but the saved {key!r} has {tuple(t.shape)}; load it "
+                "into an optimizer over the same model"
+            )
+        if not bool(torch.isfinite(t).all()):
+            raise ValueError(f"parameter {name!r}: the saved {key!r} holds NaN or infinite values; take another copy")
+    if "importance" in given and bool((given["importance"] < 0).any()):
+        raise ValueError(f"parameter {name!r}: the saved 'importance' is negative in places; take another copy")
+
+
+@contextlib.contextmanager
+def loading(optimizer: DRCL) -> Iterator[None]:
+    """Loading replaces whole objects; where it fails in the middle the old ones are put back."""
+    owners = [optimizer] if optimizer.inner is None else [optimizer, optimizer.inner]
+    before = [(owner, owner.state, owner.param_groups) for owner in owners]
+    progress = optimizer.progress
+    try:
+        yield
+    except BaseException:
+        for owner, state, groups in before:
+            owner.state, owner.param_groups = state, groups
+        optimizer.progress = progress
+        raise
 
 
 def unpack(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
@@ -151,11 +234,14 @@ def _unpacked_layers(optimizer: DRCL, entries: Sequence[Mapping[str, Any]]) -> I
     """Copies of packed layers, checked against this optimizer's parameters."""
     order = _order(optimizer)
     for entry in entries:
-        weight = order[entry["weight"]]
-        bias = None if entry["bias_at"] is None else order[entry["bias_at"]]
-        tensors = {name: t for name, t in entry.items() if isinstance(t, Tensor)}
-        basis = Eigenbasis.restored(tensors, entry)
         try:
+            weight = order[entry["weight"]]
+            bias = None if entry["bias_at"] is None else order[entry["bias_at"]]
+            tensors = {name: t for name, t in entry.items() if isinstance(t, Tensor)}
+        except (TypeError, KeyError, IndexError, AttributeError) as reason:
+            raise ValueError(f"a layer of the state dict does not read ({reason!r}); take another copy") from None
+        try:
+            basis = Eigenbasis.restored(tensors, entry)
             basis.check(weight)
         except ValueError as reason:
             raise ValueError(
