@@ -86,7 +86,7 @@ def check_sums(folder: Path, known: Collection[str] = ()) -> int:
             raise DataError(f"{noted} is damaged ({short(line)!r} is no sum and name); fetch the data set again.")
         path = inside(folder, name, noted)
         if not there(path):
-            raise DataError(f"{path} was fetched but is no longer there; fetch it again.")
+            raise DataError(f"{short(str(path), 300)} was fetched but is no longer there; fetch it again.")
         if path.name not in known and sha256(path) != expected:
             raise DataError(f"{path} has changed since it was fetched; delete it and fetch it again.")
         count += 1

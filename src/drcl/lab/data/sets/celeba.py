@@ -75,7 +75,9 @@ def celeba(root: Path, size: int | None = 64, fit: str = "crop", budget: int | N
         paths = [inside(home, names[row], listed) for row in rows]
         absent = next((path for path in paths if not there(path)), None)
         if absent is not None:
-            raise DataError(f"{absent} is in the attribute list but not in the folder; unpack the images again.")
+            raise DataError(
+                f"{short(str(absent), 300)} is in the attribute list but not in the folder; unpack the images again."
+            )
         images = read_images(paths, root, f"celeba {part}", size=size, fit=fit, budget=budget)
         groups = np.array([person_of[names[row]] for row in rows], np.int64) if person_of is not None else None
         splits[part] = Split(images, labels[rows], groups)

@@ -71,7 +71,9 @@ def cub200(root: Path, size: int = 64, fit: str = "squash", budget: int | None =
             paths.append(inside(home / "images", files[number], home / "images.txt"))
             labels.append(position[label_of[number]])
             if not there(paths[-1]):
-                raise DataError(f"{paths[-1]} is in images.txt but not in the folder; unpack {ARCHIVE} again.")
+                raise DataError(
+                    f"{short(str(paths[-1]), 300)} is in images.txt but not in the folder; unpack {ARCHIVE} again."
+                )
         images = read_images(paths, root, f"cub200 {part}", size=size, fit=fit, budget=budget)
         splits.append(Split(images, np.array(labels, np.int64)))
     classes = tuple(names[number].split(".", 1)[-1].replace("_", " ") for number in sorted(names, key=int))
