@@ -17,6 +17,7 @@ from drcl.prox import L1, ElasticNet, Prox
 from drcl.splitting.kernels import BACKENDS
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
+LARGEST = 1e30  # a number that 32-bit weights survive
 NORMALISATIONS = ("task", "share", "global", "tensor")
 # Settings under one name, written out in full: later defaults do not change what a name stands for.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -74,8 +75,10 @@ def number(name: str, value: Any, *, infinite: bool = False) -> None:
         x = math.nan
     if math.isnan(x) and not isinstance(value, (float, Tensor)):
         raise TypeError(f"{name}={value!r} must be a number")
-    if math.isnan(x) or x < 0 or (math.isinf(x) and not infinite):
-        raise ValueError(f"{name}={value!r} must be a number >= 0" + (" (inf is allowed)" if infinite else ""))
+    if math.isnan(x) or x < 0 or (x > LARGEST and not (infinite and math.isinf(x))):
+        raise ValueError(
+            f"{name}={value!r} must be a number >= 0 and at most {LARGEST:g}" + (" (or inf)" if infinite else "")
+        )
 
 
 def task_sum(normalise: str, weights: int) -> float | None:
