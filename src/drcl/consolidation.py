@@ -67,13 +67,6 @@ def scaled(new: Mapping[str, Tensor], wanted: float) -> dict[str, Tensor]:
     return {name: t / unit for name, t in new.items()} if 0 < unit < float("inf") else dict(new)
 
 
-def tensor_means_one(new: Mapping[str, Tensor], added: Collection[str]) -> dict[str, Tensor]:
-    """Each task's importance in units of its mean within the tensor; tensors of no importance stay at zero."""
-    means = {name: 1.0 if name in added else float(t.double().mean()) for name, t in new.items()}
-    # A mean that is not above 0 is no unit: `combined` sees these as they came.
-    return {name: t / means[name] if means[name] > 0 else t for name, t in new.items()}
-
-
 def combined(
     optimizer: DRCL, named: dict[str, nn.Parameter], new: dict[str, Tensor], added: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], float]:
@@ -189,9 +182,7 @@ def measure(
         added = {*bases, *(bias_of(n) for n, b in bases.items() if b.bias)}
         weights = sum(t.numel() for t in new.values())
         wanted = task_sum(optimizer.solver.normalise, weights)
-        if optimizer.solver.normalise == "tensor":
-            new = tensor_means_one(new, added)
-        elif wanted is not None and not isinstance(estimator, Kronecker):
+        if wanted is not None and not isinstance(estimator, Kronecker):
             new = scaled(new, wanted / weights)
         total, mean = combined(optimizer, named, new, added)
     check_prox(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})

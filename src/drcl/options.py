@@ -15,7 +15,7 @@ from drcl.prox import L1, ElasticNet, Prox
 from drcl.splitting.kernels import BACKENDS
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
-NORMALISATIONS = ("task", "share", "global", "tensor")
+NORMALISATIONS = ("task", "share", "global")
 # Settings under one name, written out in full: later defaults do not change what a name stands for.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(

@@ -76,7 +76,7 @@ def _unfold(module: Any, x: Tensor) -> Tensor:
 class Factors(Reader):
     """Sums A and G. Inputs do not depend on the label, so `fresh` is set once a batch, however many derivatives."""
 
-    def __init__(self, module: nn.Module, bias: bool, apart: bool, rotate: str, largest: int) -> None:
+    def __init__(self, module: nn.Module, bias: bool, apart: bool, largest: int) -> None:
         super().__init__(module, bias, apart)
         weight: Any = module.weight
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
@@ -84,8 +84,8 @@ class Factors(Reader):
         def zeros(n: int, full: bool) -> Tensor:
             return torch.zeros((self.groups, n, n) if full else (self.groups, n), dtype=wide, device=weight.device)
 
-        self.a = zeros(self.inputs, rotate in ("both", "inputs") and self.inputs <= largest)
-        self.g = zeros(self.outputs, rotate in ("both", "outputs") and self.outputs <= largest)
+        self.a = zeros(self.inputs, self.inputs <= largest)
+        self.g = zeros(self.outputs, self.outputs <= largest)
         self.samples = 0
         self.fresh = True
 
@@ -115,15 +115,12 @@ class Eigenvalues(Reader):
     def __init__(self, module: nn.Module, basis: Eigenbasis) -> None:
         super().__init__(module, basis.bias, basis.eigenvalues.shape[1] > 1)
         self.basis = basis
-        groups, positions = basis.eigenvalues.shape[:2]
-        (j, k), (m, n) = basis.kept, basis.size
-        self.total = basis.eigenvalues.new_zeros(groups, positions, j + int(j < m), k + int(k < n))
+        self.total = torch.zeros_like(basis.eigenvalues)
 
     def means(self, samples: int) -> Tensor:
         """The mean square a direction, in the shape of the basis's eigenvalues."""
-        rows, columns = self.basis.eigenvalues.shape[2:]
         out, into = self.basis.counts()
-        return self.total[..., :rows, :columns] / (samples * out[:, None] * into)
+        return self.total / (samples * out[:, None] * into)
 
     def trace(self) -> float:
         """Over all directions, those left out too."""

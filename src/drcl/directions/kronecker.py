@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,6 @@ from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
 from drcl.preserve import undisturbed
 
 __all__ = ["History", "Kronecker", "Measured"]
-
-Sides = Literal["both", "inputs", "outputs"]
 
 
 class Measured(NamedTuple):
@@ -47,7 +45,7 @@ class History:
     importance: Mapping[str, Tensor] = field(default_factory=dict)
     mean: float = 0.0
     keep: float = 0.0  # how much of it stays
-    normalise: str = "global"  # "tensor": a new task has mean one in each layer; else see options.task_sum
+    normalise: str = "global"  # the unit of a new task, see options.task_sum
     groups: Mapping[str, int] = field(default_factory=dict)  # a bias of another group is not part of its layer
 
 
@@ -67,16 +65,12 @@ class Kronecker(Fisher):
             along it (EK-FAC), in a second pass; what earlier tasks left is carried over as the diagonal of their
             importance in the new directions, which keeps its sum. "product" multiplies the eigenvalues of the
             summed factors: one pass, coarser.
-        rotate: "both" sides, or "inputs" or "outputs" only: half the work of a step, and half the factors.
         convolutions: "patches" takes channels and kernel positions together; "channels" rotates channels only and
             keeps a convolution's kernel positions apart (and its bias out of it): for wide convolutions, whose
             patches are long.
-        energy: tell apart only as many directions on each side as carry this share of its factor's trace.
         rank: tell apart at most this many directions of a side that is more than half again as long; None: of any.
-            A shorter side is kept whole, which costs no more.
-        rest: what becomes of the directions left out by these two. "mean" holds them by the mean of their importance,
-            one mean for each output direction that is kept, one for each input direction, one for all others; "free"
-            does not protect them at all (a strength of inf still holds every weight).
+            A shorter side is kept whole, which costs no more. What is left out is held by the mean of its importance,
+            one mean for each output direction that is kept, one for each input direction, one for all others.
         largest: a side longer than this is not rotated (a convolution's patches: its channels are tried first).
 
     A step rotates the weights there and back: with m outputs, n inputs and j, k directions kept some 4 m n (j + k)
@@ -87,21 +81,15 @@ class Kronecker(Fisher):
 
     labels: Labels = "signs"
     eigenvalues: Literal["exact", "product"] = "exact"
-    rotate: Sides = "both"
     convolutions: Literal["patches", "channels"] = "patches"
-    energy: float = 1.0
     rank: int | None = 256
-    rest: Literal["mean", "free"] = "mean"
     largest: int = 4096
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choices = {"eigenvalues": ("exact", "product"), "rotate": get_args(Sides)}
-        for name, allowed in {**choices, "convolutions": ("patches", "channels"), "rest": ("mean", "free")}.items():
+        for name, allowed in {"eigenvalues": ("exact", "product"), "convolutions": ("patches", "channels")}.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"Kronecker({name}={getattr(self, name)!r}): use one of {', '.join(allowed)}")
-        if isinstance(self.energy, bool) or not isinstance(self.energy, int | float) or not 0 < self.energy <= 1:
-            raise ValueError(f"Kronecker(energy={self.energy!r}): energy is a share above 0 and at most 1")
         for name in ("rank", "largest"):
             value = getattr(self, name)
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
@@ -109,8 +97,8 @@ class Kronecker(Fisher):
                 raise ValueError(f"Kronecker({name}={value!r}): {name} must be a whole number of at least 1")
 
     def describe(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("eigenvalues", "rotate", "convolutions", "rest", "largest")}
-        own |= {"energy": float(self.energy), "rank": None if self.rank is None else int(self.rank)}
+        own = {name: getattr(self, name) for name in ("eigenvalues", "convolutions", "largest")}
+        own["rank"] = None if self.rank is None else int(self.rank)
         return {**super().describe(), "estimator": "Kronecker", **own}
 
     def estimate(
@@ -192,7 +180,7 @@ class _Work:
         }
         self._try()
         self.factors = {
-            name: Factors(module, name in self.biased, self.apart[name], options.rotate, options.largest)
+            name: Factors(module, name in self.biased, self.apart[name], options.largest)
             for name, module in self.layers.items()
         }
         self._read(self.factors)
@@ -208,8 +196,7 @@ class _Work:
         module, weight = self.layers[name], self.parameters[name]
         if isinstance(module, nn.Linear) or weight[0, 0].numel() == 1:
             return False
-        rotated = self.options.rotate in ("both", "inputs")
-        return self.options.convolutions == "channels" or (rotated and weight[0].numel() >= self.options.largest)
+        return self.options.convolutions == "channels" or weight[0].numel() >= self.options.largest
 
     def _covered(self) -> dict[str, nn.Parameter]:
         names = set(self.layers) | {bias_of(name) for name in self.biased}
@@ -311,18 +298,11 @@ class _Work:
 
     def _units(self, traces: Mapping[str, float], diagonal: float, history: History) -> tuple[dict[str, float], float]:
         """What this task's importance is multiplied by in each layer, and outside of them."""
-        if history.normalise == "tensor":
-            return {name: self._size(name) / t if t > 0 else 1.0 for name, t in traces.items()}, 1.0
         unit, total = 1.0, sum(traces.values()) + diagonal
         wanted = task_sum(history.normalise, sum(p.numel() for p in self.parameters.values()))
         if wanted is not None and 0 < total < float("inf"):
             unit = wanted / total
         return dict.fromkeys(traces, unit), unit
-
-    def _size(self, name: str) -> int:
-        """How many directions the layer has."""
-        f = self.factors[name]
-        return f.groups * f.positions * f.outputs * f.inputs
 
     def _basis(self, name: str, history: History, unit: float) -> Eigenbasis:
         """This task's factors and the earlier ones', their eigenvectors, and the product of their eigenvalues."""
@@ -336,11 +316,9 @@ class _Work:
         elif history.keep and name in history.importance:
             _add_diagonal(a, g, self._earlier(name, history), history.keep)
             count += history.keep
-        limits = self.options.energy, self.options.rank
-        u = eigenvectors(a, *limits) if a.ndim == 3 else None
-        v = eigenvectors(g, *limits) if g.ndim == 3 else None
-        rest = self.options.rest == "mean"
-        inputs, outputs = _along(a, u, rest), _along(g, v, rest)
+        u = eigenvectors(a, self.options.rank) if a.ndim == 3 else None
+        v = eigenvectors(g, self.options.rank) if g.ndim == 3 else None
+        inputs, outputs = _along(a, u), _along(g, v)
         values = (outputs[:, None, :, None] * inputs[:, None, None, :] / count).clamp_(min=0)
         values = values.expand(-1, f.positions, -1, -1).contiguous()
         return Eigenbasis(u, v, values, a, g, name in self.biased, count)
@@ -398,12 +376,12 @@ def _trace(factor: Tensor) -> Tensor:
     return diagonal.sum(-1, keepdim=True)
 
 
-def _along(factor: Tensor, directions: Tensor | None, rest: bool) -> Tensor:
-    """u^T factor u for every direction u, and with `rest` its mean over what they leave out."""
+def _along(factor: Tensor, directions: Tensor | None) -> Tensor:
+    """u^T factor u for every direction u, and its mean over what they leave out if they do."""
     if directions is None:
         return factor
     along, (n, kept) = (directions * (factor @ directions)).sum(1), directions.shape[1:]
-    if not rest or kept == n:
+    if kept == n:
         return along
     return torch.cat([along, (_trace(factor) - along.sum(-1, keepdim=True)).clamp_(min=0) / (n - kept)], -1)
 

@@ -98,7 +98,7 @@ def settle(p: Proposal, rule: Rule) -> None:
         else:
             n = change.shape[-1] - int(basis.bias)
             part = as_weight(change[..., :n], w.y) if k == 0 else change[..., n:].reshape(w.y.shape)
-            z = torch.add(r if basis.free else w.anchor, part, out=w.y if w.done and w.y.dtype == part.dtype else None)
+            z = torch.add(w.anchor, part, out=w.y if w.done and w.y.dtype == part.dtype else None)
         if w.z is not None:
             w.z.copy_(z)
         if rule.reflect:
