@@ -7,27 +7,29 @@ covered, every other parameter gets its diagonal Fisher in the same call, in the
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from drcl.directions.basis import Eigenbasis, as_matrix, as_weight, bias_of, eigenvectors
-from drcl.directions.factors import KINDS, Eigenvalues, Factors, Reader
+from drcl.directions.factors import KINDS, Eigenvalues, EigenvalueVisitor, Factors, FactorVisitor, Reader
 from drcl.importance.fisher import Fisher, Labels, _bare, _check_parameters, _checked, default_forward
 from drcl.options import task_sum
 from drcl.per_sample.draw import batch_length, draw, take, tensors
-from drcl.per_sample.hooks import OnePass, Unsupported, shapes_of_outputs
+from drcl.per_sample.hooks import OnePass, Unsupported, Visitor, shapes_of_outputs
+from drcl.per_sample.moments import MomentVisitor
 from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
 from drcl.preserve import undisturbed
 
 __all__ = ["History", "Kronecker", "Measured"]
+
+R = TypeVar("R", bound=Reader)
 
 
 class Measured(NamedTuple):
@@ -183,7 +185,7 @@ class _Work:
             name: Factors(module, name in self.biased, self.apart[name], options.largest)
             for name, module in self.layers.items()
         }
-        self._read(self.factors)
+        self._read(FactorVisitor, self.factors)
         for name, f in self.factors.items():
             if not bool(torch.isfinite(f.a).all() & torch.isfinite(f.g).all()):
                 raise FloatingPointError(
@@ -205,9 +207,7 @@ class _Work:
     def _tap(self) -> OnePass:
         """Taps on the layers that are left, and nothing else."""
         onepass = OnePass(self.model, self._covered())
-        for module in list(onepass.owned):
-            if module not in self.layers.values():
-                del onepass.owned[module], onepass.rules[module]
+        onepass.keep(self.layers.values())
         return onepass
 
     def _try(self) -> None:
@@ -233,11 +233,11 @@ class _Work:
         self._keep(name for name in covered if uses[name] == 1)
         self.onepass = onepass = self._tap()
         totals = {name: torch.zeros_like(t) for name, t in truth.items()}
-        with _taps(onepass), onepass.listening():
+        with onepass.tapped(), onepass.listening():
             output, target = self.forward(self.model, pair)
             onepass.layout(2, shapes)
             try:
-                onepass.backward(output, probe(output, target, 2), 2, totals, 2)
+                onepass.backward(output, probe(output, target, 2), 2, MomentVisitor(onepass, totals, 2))
             except Unsupported:
                 self._keep(())
         close = {n for n, t in truth.items() if (totals[n] - t).double().norm() <= 0.03 * t.double().norm()}
@@ -251,24 +251,20 @@ class _Work:
         }
         self.biased &= set(self.layers)
 
-    def _read(self, readers: Mapping[str, Reader]) -> None:
+    def _read(self, visitor: Callable[[Iterable[R]], Visitor], readers: Mapping[str, R]) -> None:
         """One pass over the samples: every layer's reader is shown what goes in and what comes back."""
         if not readers:
             return
-        onepass, totals = self.onepass, {name: torch.zeros(()) for name in self._covered()}
-        onepass.rules = {self.layers[name]: reader for name, reader in readers.items()}
+        onepass = self.onepass
         rng = np.random.default_rng([self.options.seed, 1])
-        with _taps(onepass):
+        with onepass.tapped():
             for batch in self.data:
                 length = batch_length(batch)
-                for reader in readers.values():
-                    if isinstance(reader, Factors):
-                        reader.fresh = True
                 with onepass.listening():
                     output, target = self.forward(self.model, batch)
                     cotangents = self.options._directions(output, target, length, rng)
                     try:
-                        onepass.backward(output, cotangents, length, totals, 2)
+                        onepass.backward(output, cotangents, length, visitor(readers.values()))
                     except Unsupported as reason:
                         raise ValueError(
                             f"Kronecker: {reason}; give it batches that the model treats alike, or use drcl.Fisher()"
@@ -331,7 +327,7 @@ class _Work:
         self, bases: dict[str, Eigenbasis], history: History, diagonal: float
     ) -> tuple[dict[str, Eigenbasis], float]:
         readers = {name: Eigenvalues(self.layers[name], basis) for name, basis in bases.items()}
-        self._read(readers)
+        self._read(EigenvalueVisitor, readers)
         found = {}
         traces = {name: reader.trace() / self.samples for name, reader in readers.items()}
         units, unit = self._units(traces, diagonal, history)
@@ -365,10 +361,6 @@ class _Work:
 
 def _fisher(options: Kronecker) -> Fisher:
     return Fisher(options.samples, options.labels, options.loss, options.seed, options.batch_size)
-
-
-def _taps(onepass: OnePass) -> contextlib.AbstractContextManager[Any]:
-    return onepass.tapped() if hasattr(onepass, "tapped") else contextlib.nullcontext()
 
 
 def _trace(factor: Tensor) -> Tensor:
