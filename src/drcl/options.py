@@ -74,11 +74,6 @@ def number(name: str, value: Any, *, infinite: bool = False) -> None:
         raise ValueError(f"{name}={value!r} must be a number >= 0" + (" (inf is allowed)" if infinite else ""))
 
 
-def task_sum(normalise: str, weights: int) -> float | None:
-    """What a task's importance sums up to over that many weights; None where tasks are added as they were measured."""
-    return {"task": float(weights), "share": 1e6}.get(normalise)
-
-
 def memory(value: Any) -> None:
     if value in ("sum", "latest"):
         return

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from drcl import Fisher, Kronecker
-from drcl.directions.kronecker import History
+from drcl.importance.base import History
 
 
 def everything(model):
@@ -252,7 +252,8 @@ def test_everything_else_keeps_the_diagonal_fisher():
     torch.manual_seed(7)
     model = Transformer()
     data = [(torch.randint(1, 23, (6, 7)), torch.randint(5, (6,)))]
-    found, bases = measured(model, data, labels="sampled")
+    whole = measured(model, data, labels="sampled")
+    found, bases = whole.importance, whole.bases
     diagonal = Fisher().estimate(model, data, everything(model))
     assert {"encoder.layers.0.linear1.weight", "head.weight"} <= set(bases)
     covered = set(bases) | {n.removesuffix("weight") + "bias" for n, b in bases.items() if b.bias}
@@ -278,7 +279,8 @@ def test_tied_and_reused_layers_keep_the_diagonal():
 
     torch.manual_seed(8)
     model, data = Twice(), [(torch.randn(5, 4), torch.randint(4, (5,)))]
-    found, bases = measured(model, data, labels="sampled")
+    whole = measured(model, data, labels="sampled")
+    found, bases = whole.importance, whole.bases
     assert not bases
     for name, value in Fisher().estimate(model, data, everything(model)).items():
         torch.testing.assert_close(found[name], value)

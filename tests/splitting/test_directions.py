@@ -211,7 +211,7 @@ def test_importance_goes_from_one_cut_basis_to_another_as_the_full_operator_woul
     torch.testing.assert_close(old.seen_in(new)[0, 0], wanted.double())
     weight, bias = old.diagonal()
     torch.testing.assert_close(torch.cat([weight, bias[..., None]], -1).flatten(), whole.diagonal())
-    seen = replace(new, eigenvalues=new.see(weight, bias))
+    seen = replace(new, eigenvalues=new.see(torch.cat([weight, bias[..., None]], -1)))
     assert seen.total == pytest.approx(old.total)
     assert replace(new, eigenvalues=old.seen_in(new)).total == pytest.approx(old.total)
 

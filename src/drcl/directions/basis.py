@@ -147,11 +147,9 @@ class Eigenbasis:
         """The diagonal of this importance in the directions of `other`."""
         return self._between(_overlap(other.outputs, self.outputs), _overlap(other.inputs, self.inputs))
 
-    def see(self, w: Tensor, b: Tensor | None) -> Tensor:
-        """The diagonal, in these directions, of an importance that is diagonal in the weights."""
-        whole = torch.cat([w, (w.new_zeros(w.shape[:-1]) if b is None else b)[..., None]], -1) if self.bias else w
-        weights = replace(self, inputs=None, outputs=None, eigenvalues=whole)
-        return weights.seen_in(self)
+    def see(self, weights: Tensor) -> Tensor:
+        """The diagonal, in these directions, of an importance that is diagonal in the weights and the bias."""
+        return replace(self, inputs=None, outputs=None, eigenvalues=weights).seen_in(self)
 
     def _between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
         rows, columns = self.eigenvalues.shape[2:]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drcl.directions.basis import Eigenbasis
+from drcl.directions.basis import Eigenbasis, eigenvectors
 from drcl.per_sample.hooks import Visitor
 from drcl.per_sample.layers import chunk_length
 
@@ -95,6 +95,10 @@ class Factors(Reader):
             if inputs:
                 _add_second_moment(self.a, a.to(self.a.dtype).transpose(0, 1).flatten(1, 3), 1 / self.positions)
             _add_second_moment(self.g, e.to(self.g.dtype).transpose(0, 1).flatten(1, 2), 1 / e.shape[2])
+
+    def trace(self) -> float:
+        """The importance of all directions together, as the product of the factors has it."""
+        return float((_trace(self.a) * _trace(self.g)).double().sum()) * self.positions
 
 
 class FactorVisitor(Visitor):
@@ -190,6 +194,34 @@ class EigenvalueVisitor(Visitor):
 
     def __call__(self, module: nn.Module, x: Tensor, d: Tensor) -> None:
         self.eigenvalues[module].add(x, d)
+
+
+def basis_of(a: Tensor, g: Tensor, rank: int | None, positions: int, bias: bool, count: float) -> Eigenbasis:
+    """The eigenvectors of both factors, each direction with the product of their eigenvalues.
+
+    Factors summed over `count` tasks have a product of count squared terms: divided by count it grows as a sum does.
+    """
+    u = eigenvectors(a, rank) if a.ndim == 3 else None
+    v = eigenvectors(g, rank) if g.ndim == 3 else None
+    inputs, outputs = _along(a, u), _along(g, v)
+    values = (outputs[:, None, :, None] * inputs[:, None, None, :] / count).clamp_(min=0)
+    values = values.expand(-1, positions, -1, -1).contiguous()
+    return Eigenbasis(u, v, values, a, g, bias, count)
+
+
+def _along(factor: Tensor, directions: Tensor | None) -> Tensor:
+    """u^T factor u for every direction u, and its mean over what they leave out if they do."""
+    if directions is None:
+        return factor
+    along, (n, kept) = (directions * (factor @ directions)).sum(1), directions.shape[1:]
+    if kept == n:
+        return along
+    return torch.cat([along, (_trace(factor) - along.sum(-1, keepdim=True)).clamp_(min=0) / (n - kept)], -1)
+
+
+def _trace(factor: Tensor) -> Tensor:
+    diagonal = factor if factor.ndim == 2 else factor.diagonal(dim1=-2, dim2=-1)
+    return diagonal.sum(-1, keepdim=True)
 
 
 def _squares(x: Tensor, directions: Tensor | None) -> Tensor:

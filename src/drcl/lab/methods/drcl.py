@@ -28,7 +28,7 @@ from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
 from drcl.importance import Importance, Labels
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.common.parallel import FromTheFirst, Reduced
+from drcl.lab.methods._estimators import FromTheFirst, Reduced
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
