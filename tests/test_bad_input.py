@@ -177,7 +177,7 @@ def test_unknown_names():
             "splitting='peaceman' is unknown; use one of 'douglas-rachford', 'forward-backward'",
         ),
         ({"preset": "papers"}, "preset='papers' is unknown; use one of 'paper'"),
-        ({"normalise": "layer"}, "normalise='layer' is unknown; use one of 'task', 'share', 'global', 'tensor'"),
+        ({"normalise": "layer"}, "normalise='layer' is unknown; use one of 'task', 'share', 'global'"),
         ({"backend": "cuda"}, "backend='cuda' is unknown; use one of 'auto', 'native'"),
     ):
         with pytest.raises(ValueError, match=pattern):

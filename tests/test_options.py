@@ -51,7 +51,7 @@ def test_every_setting_is_an_option_and_lr_may_be_given():
     [
         *(("momentum", 0.9), ("strength", 3.0), ("stable", 0.8), ("prox", "l2"), ("prox", L2()), ("damping", 0.1)),
         *(("splitting", "forward-backward"), ("iterations", 2), ("plasticity_steps", 4), ("memory", 0.5)),
-        *(("normalise", "tensor"), ("memory", "sum"), ("iterations", 1)),  # a default is a value too where it is given
+        *(("normalise", "share"), ("memory", "sum"), ("iterations", 1)),  # a default is a value too where it is given
     ],
 )
 def test_another_value_is_refused_by_name(name, value):
@@ -111,7 +111,7 @@ def test_directions_stand_for_these_settings_and_for_kronecker(name):
         # defaults of DRCL too, where they are given
         *(("strength", 2.0, 2.0), ("strength", 0.1, 0.1), ("plasticity_steps", 4, 4), ("plasticity_steps", 1, 1)),
         *(("prox", "elastic", ElasticNet()), ("prox", "l1", L1()), ("damping", 0.1, 0.1), ("memory", 0.5, 0.5)),
-        *(("splitting", "douglas-rachford", "douglas-rachford"), ("normalise", "tensor", "tensor")),
+        *(("splitting", "douglas-rachford", "douglas-rachford"), ("normalise", "global", "global")),
     ],
 )
 def test_what_is_given_beside_directions_wins(maker, name, value, found):

@@ -96,9 +96,7 @@ class DRCL(torch.optim.Optimizer):
             the same with its share of the task's whole, in parts per million, so that a strength also means the same
             on a larger network: what no task uses does not count.
             "global": the sum over tasks is divided by its mean, so tasks of larger gradients count for more, and each
-            for less the more there are. "tensor": as "global", and before it is added up each task's importance is
-            also divided by its own mean within each parameter tensor (with ``drcl.Kronecker`` within each layer), so
-            that every layer counts alike.
+            for less the more there are.
         damping: added to the importance, so that weights of no importance are held a little too.
         backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.splitting.kernels``).
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).

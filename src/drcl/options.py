@@ -18,7 +18,7 @@ from drcl.splitting.kernels import BACKENDS
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
 LARGEST = 1e30  # a number that 32-bit weights survive
-NORMALISATIONS = ("task", "share", "global", "tensor")
+NORMALISATIONS = ("task", "share", "global")
 # Settings under one name, written out in full: later defaults do not change what a name stands for.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(
@@ -79,11 +79,6 @@ def number(name: str, value: Any, *, infinite: bool = False) -> None:
         raise ValueError(
             f"{name}={value!r} must be a number >= 0 and at most {LARGEST:g}" + (" (or inf)" if infinite else "")
         )
-
-
-def task_sum(normalise: str, weights: int) -> float | None:
-    """What a task's importance sums up to over that many weights; None where tasks are added as they were measured."""
-    return {"task": float(weights), "share": 1e6}.get(normalise)
 
 
 def memory(value: Any) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from drcl.importance import Fisher, Labels
 from drcl.lab.common import seeds
-from drcl.lab.common.parallel import Reduced
+from drcl.lab.methods._estimators import Reduced
 from drcl.lab.methods.base import Method
 from drcl.lab.streams import Task
 

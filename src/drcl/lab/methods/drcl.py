@@ -28,7 +28,7 @@ from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
 from drcl.importance import Importance, Labels
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.common.parallel import FromTheFirst, Reduced
+from drcl.lab.methods._estimators import FromTheFirst, Reduced
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
@@ -36,7 +36,7 @@ from drcl.lab.streams import Task
 from drcl.options import PRESETS, SPLITTINGS, one_of, settings
 from drcl.per_sample.draw import tensors
 
-NORMALISE = "unit of importance: each task's mean, its sum in millionths, the mean over all tasks, or each tensor's"
+NORMALISE = "unit of importance: each task's mean, its sum in millionths, or the mean over all tasks"
 
 
 @dataclass
@@ -61,7 +61,7 @@ class DouglasRachford(Method):
     plasticity_steps: int = option(1, "optimizer steps that form one proposal")
     inner_steps: int = option(20, "gradient evaluations of the implicit proposal")
     memory: Literal["sum", "latest"] | float = option("sum", "importance over tasks: sum, latest, or a decay")
-    normalise: Literal["task", "share", "global", "tensor"] = option("task", NORMALISE)
+    normalise: Literal["task", "share", "global"] = option("task", NORMALISE)
     damping: float = option(0.0, "added to the importance of every weight")
     momentum: float | None = option(None, "momentum of the plasticity step; none takes the benchmark's")
     importance: Literal["fisher", "kronecker", "mas", "path"] = option(
@@ -76,8 +76,6 @@ class DouglasRachford(Method):
         "patches", "kronecker: channels and kernel positions together, or channels only"
     )
     rank: int | None = option(256, "kronecker: at most this many directions of a long side told apart; none: all")
-    energy: float = option(1.0, "kronecker: as many directions a side as carry this share of its trace")
-    rest: Literal["mean", "free"] = option("mean", "kronecker: what these two leave out: held by its means, or free")
     path_damping: float = option(0.1, "damping of the path integral")
     backend: Literal["auto", "native", "foreach", "compile", "reference"] = option("auto", "who computes the step")
 
@@ -124,7 +122,7 @@ class DouglasRachford(Method):
         return {k: getattr(self, k) for k in (*own, "normalise", "damping", "inner_steps", "backend")}
 
     def _directions(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in ("eigenvalues", "convolutions", "rank", "energy", "rest")}
+        return {k: getattr(self, k) for k in ("eigenvalues", "convolutions", "rank")}
 
     def _make(self, params: Any, **sgd: Any) -> DRCL:
         return DRCL(params, **sgd, **self._solver())

@@ -27,6 +27,6 @@ class KroneckerDouglasRachford(DouglasRachford):
     strength: float = option(0.03, "lambda, on shares in a million a task; give 3 with adam")
     prox: Literal["l1", "l2", "elastic"] = option("l2", "the penalty whose proximal map is taken")
     plasticity_steps: int = option(10, "optimizer steps that form one proposal")
-    normalise: Literal["task", "share", "global", "tensor"] = option("share", NORMALISE)
+    normalise: Literal["task", "share", "global"] = option("share", NORMALISE)
     importance: Literal["kronecker"] = option("kronecker", "the directions of Kronecker factors")
     labels: Labels = option("signs", LABELS)

@@ -25,8 +25,8 @@ from torch import Tensor
 from drcl.importance import Fisher, Labels
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.common.parallel import Reduced
 from drcl.lab.methods import _quadratic
+from drcl.lab.methods._estimators import Reduced
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task

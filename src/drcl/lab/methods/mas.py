@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from drcl.importance import MAS as Estimator
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.common.parallel import Reduced
 from drcl.lab.methods import _checks, _quadratic
+from drcl.lab.methods._estimators import Reduced
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
 
