@@ -9,6 +9,7 @@ kept apart.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +23,36 @@ from drcl.lab.common.parallel import FromTheFirst
 from drcl.lab.methods.base import Method
 from drcl.lab.streams import Task
 
-__all__ = ["Eigenbasis", "curved", "matrix", "measure", "pack", "split", "unpack", "write"]
+__all__ = ["Eigenbasis", "Information", "curved", "from_factors", "matrix", "measure", "split", "write"]
+
+
+@dataclass(frozen=True)
+class Information:
+    """The Fisher information of the tasks so far: bases of layers by the name of the weight, a diagonal elsewhere."""
+
+    bases: dict[str, Eigenbasis] = field(default_factory=dict)
+    diagonal: dict[str, Tensor] = field(default_factory=dict)
+
+    def pack(self) -> dict[str, Any]:
+        """As a method's state can keep it."""
+        bases = {name: {"tensors": basis.tensors(), "facts": basis.facts()} for name, basis in self.bases.items()}
+        return {"bases": bases, "diagonal": self.diagonal}
+
+    @classmethod
+    def unpack(cls, state: Mapping[str, Any]) -> Information:
+        kept = state.get("bases", {}).items()
+        bases = {name: Eigenbasis.restored(each["tensors"], each["facts"]) for name, each in kept}
+        return cls(bases, state.get("diagonal", {}))
+
+    def of_weights(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The diagonal for every weight, those in layers too."""
+        found = dict(self.diagonal)
+        for name, basis in self.bases.items():
+            weight, bias = basis.diagonal()
+            found[name] = as_weight(weight, like[name])
+            if bias is not None:
+                found[bias_of(name)] = bias.flatten()
+        return found
 
 
 def measure(
@@ -30,39 +60,47 @@ def measure(
     task: Task,
     samples: int | None,
     labels: Labels,
-    before: Mapping[str, Eigenbasis] | None = None,
+    before: Information | None = None,
     decay: float = 1.0,
     **options: Any,
-) -> tuple[dict[str, Eigenbasis], dict[str, Tensor]]:
-    """The Fisher information of a task at the weights the network holds now, for all that earlier tasks depend on.
+) -> Information:
+    """The Fisher information of a task at the weights the network holds now, for all that earlier tasks depend on: a
+    mean over examples, added to what is left of that of the tasks `before`.
 
-    First the layers' bases by the name of the weight, to which those of the tasks `before` are added; then the diagonal
-    of everything else, which is of this task alone. Both are means over examples.
+    A layer may have a basis in one task and none in another: where its gradients are too small to be told from noise
+    it has a diagonal. What is kept of it then changes its form.
     """
     count = len(task.train) if samples is None else min(samples, len(task.train))
     method.gradients += -(-count // method.setting.batch)
     seed = seeds.derive(method.setting.seed, method.name, "fisher", task.index)
     estimator = FromTheFirst(samples=count, labels=labels, seed=seed, rank=None, **options)
     batches = list(method.sample(task, count, "fisher"))
+    parameters = method.protected()
+    old = before.of_weights(parameters) if before else {}
+    history = History(bases=before.bases if before else {}, importance=old, mean=1.0, keep=decay if old else 0.0)
     with method.one_by_one(task, batches):
-        diagonal, bases = estimator.measure(
+        importance, bases = estimator.measure(
             method.model,
             batches,
-            method.protected(),
+            parameters,
             lambda model, batch: (model(batch[0], task.head), batch[1]),
-            History(bases=before or {}, mean=1.0, keep=decay if before else 0.0),
+            history,
         )
     inside = set(bases) | {bias_of(name) for name, basis in bases.items() if basis.bias}
-    return bases, {name: t for name, t in diagonal.items() if name not in inside}
+    diagonal = {name: t for name, t in importance.items() if name not in inside}
+    for name, fresh in diagonal.items():
+        if name in old:
+            fresh.add_(old[name], alpha=decay)
+    return Information(bases, diagonal)
 
 
-def pack(bases: Mapping[str, Eigenbasis]) -> dict[str, Any]:
-    """Bases as a method's state can keep them."""
-    return {name: {"tensors": basis.tensors(), "facts": basis.facts()} for name, basis in bases.items()}
-
-
-def unpack(state: Mapping[str, Any]) -> dict[str, Eigenbasis]:
-    return {name: Eigenbasis.restored(kept["tensors"], kept["facts"]) for name, kept in state.items()}
+def from_factors(tensors: Mapping[str, Tensor], name: str, inputs: Tensor, outputs: Tensor, count: float) -> Eigenbasis:
+    """The basis of a layer of which only the sums of the factors were kept: single weights take the place of
+    directions until the factors of the next task are added."""
+    groups, positions, bias = _layout(tensors[name], inputs)
+    a, g = (t if t.ndim == 2 else t.diagonal(dim1=-2, dim2=-1) for t in (inputs, outputs))
+    values = (g[:, None, :, None] * a[:, None, None, :] / count).expand(groups, positions, -1, -1)
+    return Eigenbasis(None, None, values, inputs, outputs, bias, count)
 
 
 def matrix(tensors: Mapping[str, Tensor], name: str, factor: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class KroneckerLaplace(Method):
     about: ClassVar[str] = "quadratic penalty by Kronecker factors of the Fisher information (NeurIPS 2018)"
     tunes: ClassVar[Knob | None] = Knob("lam")
 
-    lam: float = option(1.0, "strength of the penalty")
+    lam: float = option(5.0, "strength of the penalty")
     kind: Literal["summed", "separate"] = option("summed", "how several tasks add up")
     samples: int | None = option(1000, "training images a task for the factors; none takes all")
     labels: Labels = option("sampled", LABELS)
@@ -53,7 +53,7 @@ class KroneckerLaplace(Method):
 
     @property
     def anchors(self) -> list[dict[str, Any]]:
-        """The penalties in force: weights, factors, the diagonal of the rest, and how many tasks they stand for."""
+        """The penalties in force: weights, factors with the number of tasks in them, the diagonal of the rest."""
         return self.state.get("anchors", [])
 
     def penalty(self) -> Tensor:
@@ -63,7 +63,7 @@ class KroneckerLaplace(Method):
             total = total + _quadratic.penalty(own, rest, anchor["diagonal"], self.lam)
             for name, factors in anchor["factors"].items():
                 drift = self._drift(anchor, name)
-                total = total + self.lam / 2 * (drift * self._curved(anchor, factors, drift)).sum()
+                total = total + self.lam / 2 * (drift * _curved(factors, drift)).sum()
         return total
 
     @torch.no_grad()
@@ -75,27 +75,22 @@ class KroneckerLaplace(Method):
             _quadratic.add_pull(own, rest, anchor["diagonal"], self.lam)
             for name, factors in anchor["factors"].items():
                 if name in gradients:  # else it is not being trained
-                    pull = self._curved(anchor, factors, self._drift(anchor, name))
+                    pull = _curved(factors, self._drift(anchor, name))
                     for key, value in _kronecker.split(pull, own, name, factors["inputs"]).items():
                         gradients[key].add_(value, alpha=self.lam)
 
     def after_task(self, task: Task) -> None:
-        bases, diagonal = _kronecker.measure(self, task, self.samples, self.labels, eigenvalues="product")
-        factors = {name: {"inputs": b.input_factor, "outputs": b.output_factor} for name, b in bases.items()}
-        new = {
-            "weights": _quadratic.copies(self.protected()),
-            "factors": factors,
-            "diagonal": diagonal,
-            "tasks": 1,
-        }
+        own, before = self.protected(), None
         if self.anchors and self.kind == "summed":
             old = self.anchors[0]
-            new["tasks"] += old["tasks"]
-            for name, sides in factors.items():
-                for side, total in sides.items():
-                    total.add_(old["factors"][name][side])
-            for name, total in diagonal.items():
-                total.add_(old["diagonal"][name])
+            bases = {name: _kronecker.from_factors(own, name, **kept) for name, kept in old["factors"].items()}
+            before = _kronecker.Information(bases, old["diagonal"])
+        known = _kronecker.measure(self, task, self.samples, self.labels, before, eigenvalues="product")
+        factors = {
+            name: {"inputs": basis.input_factor, "outputs": basis.output_factor, "count": basis.count}
+            for name, basis in known.bases.items()
+        }
+        new = {"weights": _quadratic.copies(own), "factors": factors, "diagonal": known.diagonal}
         self.state["anchors"] = [*self.anchors, new] if self.kind == "separate" else [new]
         self._warn()
 
@@ -103,15 +98,12 @@ class KroneckerLaplace(Method):
         factor = anchor["factors"][name]["inputs"]
         return _kronecker.matrix(self.protected(), name, factor) - _kronecker.matrix(anchor["weights"], name, factor)
 
-    def _curved(self, anchor: dict[str, Any], factors: dict[str, Tensor], drift: Tensor) -> Tensor:
-        return _kronecker.curved(factors["inputs"], factors["outputs"], drift) / anchor["tasks"]
-
     def _warn(self) -> None:
         """Several anchors pull together: the sum of their steepest curvatures is what they cannot exceed."""
         steepest: dict[str, float] = {}
         for anchor in self.anchors:
-            for name, sides in anchor["factors"].items():
-                product = _largest(sides["inputs"]) * _largest(sides["outputs"]) / anchor["tasks"]
+            for name, kept in anchor["factors"].items():
+                product = _largest(kept["inputs"]) * _largest(kept["outputs"]) / kept["count"]
                 steepest[name] = steepest.get(name, 0.0) + product
         momentum = self.setting.momentum if self.setting.optimizer == "sgd" else 0.0
         reach = self.setting.lr * self.lam * max(steepest.values(), default=0.0)
@@ -121,6 +113,10 @@ class KroneckerLaplace(Method):
                 f"penalty alone can make the steps grow: lower lam (now {self.lam:g}) or lr (now {self.setting.lr:g})",
                 stacklevel=2,
             )
+
+
+def _curved(factors: dict[str, Any], drift: Tensor) -> Tensor:
+    return _kronecker.curved(factors["inputs"], factors["outputs"], drift) / factors["count"]
 
 
 def _largest(factor: Tensor) -> float:

@@ -47,7 +47,7 @@ class NaturalContinualLearning(Method):
     about: ClassVar[str] = "natural gradient in the metric of the old tasks' Kronecker factors (NeurIPS 2021)"
     tunes: ClassVar[Knob | None] = Knob("prior", 1e-6, 1.0)
 
-    prior: float = option(1e-3, "precision of the weights before the first task; a smaller one holds more")
+    prior: float = option(3e-4, "precision of the weights before the first task; a smaller one holds more")
     samples: int | None = option(1000, "training images a task for the factors; none takes all")
     labels: Labels = option("sampled", LABELS)
 
@@ -60,34 +60,26 @@ class NaturalContinualLearning(Method):
         return super().build(model, setting)
 
     @property
-    def bases(self) -> dict[str, _kronecker.Eigenbasis]:
-        """F of each layer, in the eigenvectors of its factors."""
-        return _kronecker.unpack(self.state.get("bases", {}))
+    def information(self) -> _kronecker.Information:
+        """F of the tasks so far."""
+        return _kronecker.Information.unpack(self.state.get("information", {}))
 
     @torch.no_grad()
     def after_backward(self) -> None:
         if not self.state:
             return
-        own, anchor = self.protected(), self.state["anchor"]
+        own, known = self.protected(), self.information
         gradients = {name: p.grad for name, p in own.items() if p.grad is not None}
-        for name, basis in self.bases.items():
+        for name, basis in known.bases.items():
             if name in gradients:
                 along = basis.rotate(_kronecker.matrix(gradients, name, basis.input_factor))
                 along.div_(basis.eigenvalues / self.prior + 1)
                 _kronecker.write(basis.rotate_back(along), gradients, name, basis.input_factor)
-        for name, fisher in self.state["diagonal"].items():
+        for name, fisher in known.diagonal.items():
             if name in gradients:
                 gradients[name].div_(fisher / self.prior + 1)
-        _quadratic.add_pull(own, anchor, None, self.prior)
+        _quadratic.add_pull(own, self.state["anchor"], None, self.prior)
 
     def after_task(self, task: Task) -> None:
-        before = self.state.get("diagonal", {})
-        bases, diagonal = _kronecker.measure(self, task, self.samples, self.labels, self.bases, eigenvalues="product")
-        for name, fresh in diagonal.items():
-            if name in before:
-                fresh.add_(before[name])
-        self.state = {
-            "anchor": _quadratic.copies(self.protected()),
-            "bases": _kronecker.pack(bases),
-            "diagonal": diagonal,
-        }
+        known = _kronecker.measure(self, task, self.samples, self.labels, self.information, eigenvalues="product")
+        self.state = {"anchor": _quadratic.copies(self.protected()), "information": known.pack()}

@@ -40,7 +40,7 @@ class OWM(Method):
     about: ClassVar[str] = "projects gradients by recursive least squares over layer inputs (Nature MI 2019)"
     tunes: ClassVar[Knob | None] = Knob("alpha")
 
-    alpha: float = option(1.0, "energy of inputs that is not protected yet; a smaller one holds more")
+    alpha: float = option(100.0, "energy of inputs that is not protected yet; a smaller one holds more")
     average: int = option(1, "images whose mean is one input")
     samples: int | None = option(1000, "training images a task for the projector; none takes all")
 

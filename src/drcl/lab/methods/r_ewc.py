@@ -45,7 +45,7 @@ class RotatedEWC(Method):
     about: ClassVar[str] = "EWC on layers rotated to a nearly diagonal Fisher information (ICPR 2018)"
     tunes: ClassVar[Knob | None] = Knob("lam")
 
-    lam: float = option(100.0, "strength of the penalty")
+    lam: float = option(5.0, "strength of the penalty")
     decay: float = option(1.0, "what is left of the old Fisher and moments when new ones are added")
     convolutions: Literal["channels", "patches"] = option("channels", "what of a convolution's inputs is rotated")
     samples: int | None = option(1000, "training images a task for moments and Fisher; none takes all")
@@ -60,9 +60,9 @@ class RotatedEWC(Method):
     # ---- the rotation
 
     @property
-    def bases(self) -> dict[str, _kronecker.Eigenbasis]:
-        """U, V and F' of each layer, by the name of its weight."""
-        return _kronecker.unpack(self.state.get("bases", {}))
+    def information(self) -> _kronecker.Information:
+        """U, V and F' of each layer, and F of what is no layer."""
+        return _kronecker.Information.unpack(self.state.get("information", {}))
 
     @property
     def rotated(self) -> bool:
@@ -77,7 +77,7 @@ class RotatedEWC(Method):
     def _turn(self, forth: bool) -> None:
         own = self.protected()
         with torch.no_grad():
-            for name, basis in self.bases.items():
+            for name, basis in self.information.bases.items():
                 stack = _kronecker.matrix(own, name, basis.input_factor)
                 turned = basis.rotate(stack) if forth else basis.rotate_back(stack)
                 _kronecker.write(turned, own, name, basis.input_factor)
@@ -90,7 +90,7 @@ class RotatedEWC(Method):
         own = self.protected()
         plain: dict[str, Tensor] = {}
         with torch.autocast(x.device.type, enabled=False):  # in half precision the layers would not be the same ones
-            for name, basis in self.bases.items():
+            for name, basis in self.information.bases.items():
                 back = basis.rotate_back(_kronecker.matrix(own, name, basis.input_factor))
                 plain |= _kronecker.split(back, own, name, basis.input_factor)
         return functional_call(self.model, plain, (x, head))
@@ -112,24 +112,17 @@ class RotatedEWC(Method):
 
     def fisher(self) -> dict[str, Tensor]:
         """F' in the shapes of the parameters."""
-        found, own = dict(self.state["diagonal"]), self.protected()
-        for name, basis in self.bases.items():
+        known, own = self.information, self.protected()
+        found = dict(known.diagonal)
+        for name, basis in known.bases.items():
             found |= _kronecker.split(basis.eigenvalues, own, name, basis.input_factor)
         return found
 
     def after_task(self, task: Task) -> None:
-        old, before = self.bases, self.state.get("diagonal", {})
         if self.rotated:
             self._turn(forth=False)
-        bases, diagonal = _kronecker.measure(
-            self, task, self.samples, self.labels, old, self.decay, convolutions=self.convolutions
+        known = _kronecker.measure(
+            self, task, self.samples, self.labels, self.information, self.decay, convolutions=self.convolutions
         )
-        for name, fresh in diagonal.items():
-            if name in before:
-                fresh.add_(before[name], alpha=self.decay)
-        self.state = {
-            "anchor": _quadratic.copies(self.protected()),
-            "bases": _kronecker.pack(bases),
-            "diagonal": diagonal,
-            "rotated": False,
-        }
+        anchor = _quadratic.copies(self.protected())
+        self.state = {"anchor": anchor, "information": known.pack(), "rotated": False}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,23 +11,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from drcl.lab.common.options import option
-from drcl.lab.methods import _bases, _guards
+from drcl.lab.methods import _bases, _guards, _quadratic
+from drcl.lab.methods._scales import Scales, key
 from drcl.lab.methods.base import Batch, Knob, Setting
 from drcl.lab.methods.gpm import GPM
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 from drcl.preserve import undisturbed
-
-
-class Scales(nn.ParameterDict):
-    """Scaling matrices by name. There are more of them with every task, so a checkpoint may bring new ones."""
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
-        for name, value in state_dict.items():
-            key = name.removeprefix(prefix)
-            if name.startswith(prefix) and key not in self:
-                self[key] = nn.Parameter(value.detach().clone())
-        super()._load_from_state_dict(state_dict, prefix, *more)
 
 
 @dataclass
@@ -60,7 +50,7 @@ class TRGP(GPM):
         super().check()
         if not 0 <= self.epsilon <= 1:
             raise ValueError(f"{self.name}: epsilon={self.epsilon}: give a share from 0 to 1; the paper takes 0.5")
-        _guards.at_least(self.name, "related", self.related, 0, "the paper takes 2, and 0 makes it GPM")
+        _guards.at_least(self.name, "related", self.related, 0, "the paper takes 2, and 0 scales none")
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
@@ -70,8 +60,8 @@ class TRGP(GPM):
         return model
 
     def parameters(self, task: Task) -> dict[str, nn.Parameter]:
-        own = [_key(task.index, name, old) for name, old in self.pairs(task.index)]
-        return super().parameters(task) | {f"scales.{key}": self.scales[key] for key in own}
+        own = [key(task.index, name, old) for name, old in self.pairs(task.index)]
+        return super().parameters(task) | {f"scales.{each}": self.scales[each] for each in own}
 
     @property
     def scales(self) -> Scales:
@@ -93,7 +83,7 @@ class TRGP(GPM):
             trusted[name] = self.trust(name, gradient, near)[: self.related]
             for old in trusted[name]:
                 width = len(self.spaces(name)[old])
-                self.scales[_key(task.index, name, old)] = nn.Parameter(torch.eye(width).to(gradient))
+                self.scales[key(task.index, name, old)] = nn.Parameter(torch.eye(width).to(gradient))
         self.state.setdefault("trusted", {})[str(task.index)] = trusted
 
     def trust(self, name: str, gradient: Tensor, near: list[int]) -> list[int]:
@@ -135,7 +125,7 @@ class TRGP(GPM):
         """W_t, by the names of the parameters, where it is not W."""
         change: dict[str, Tensor] = {}
         for name, old in self.pairs(task):
-            basis, scale = self.space(name, old), self.scales[_key(task, name, old)]
+            basis, scale = self.space(name, old), self.scales[key(task, name, old)]
             along = _bases.weights(self.layers[name]) @ basis
             more = (along @ scale - along) @ basis.T
             change[name] = change[name] + more if name in change else more
@@ -156,17 +146,14 @@ class TRGP(GPM):
     # ---- the end of a task
 
     def after_task(self, task: Task) -> None:
-        plain = {name: p.detach().clone() for name, p in self.protected().items()}
         own = self.protected()
+        plain = _quadratic.copies(own)
         with torch.no_grad():
             for name, value in self.weights(task.index).items():
                 own[name].copy_(value)
-        try:
             super().after_task(task)
-        finally:
-            with torch.no_grad():
-                for name, value in plain.items():
-                    own[name].copy_(value)
+            for name, value in plain.items():
+                own[name].copy_(value)
 
     def weigh(self, name: str, old: Tensor, values: Tensor, inputs: Tensor) -> None:
         """Note which columns of the memory make up the task's own space."""
@@ -192,7 +179,3 @@ class TRGP(GPM):
     def state_bytes(self) -> int:
         """The scaling matrices are the method's, though the network carries them."""
         return super().state_bytes() + sum(scale.nbytes for scale in self.scales.values())
-
-
-def _key(task: int, name: str, old: int) -> str:
-    return f"{task}:{name.replace('.', '/')}:{old}"  # a parameter's own name may not contain a dot
