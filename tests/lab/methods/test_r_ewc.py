@@ -133,6 +133,16 @@ def test_norm_layers_are_held_by_their_diagonal() -> None:
     assert set(walk.method.fisher()) == set(walk.method.protected())
 
 
+def test_what_it_keeps_is_counted() -> None:
+    """Channels of two 3x3 convolutions, 1 to 4 and 4 to 6, and a linear layer of 24 + 1 inputs and 12 outputs: factor
+    and eigenvectors of each side; the weights twice, as anchor and as Fisher information."""
+    walk = after_one_task("cnn")
+    weights = 4 * 9 + 4 + 6 * 4 * 9 + 6 + 12 * 24 + 12
+    assert weights == sum(p.numel() for p in walk.method.protected().values())
+    sides = (1**2 + 4**2) + (4**2 + 6**2) + (25**2 + 12**2)
+    assert walk.method.state_bytes() == 4 * (2 * weights + 2 * sides)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_resumes_bit_for_bit(kind: str) -> None:
     """In the middle of a task, that is with rotated weights."""

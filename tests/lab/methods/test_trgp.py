@@ -124,9 +124,7 @@ def test_the_gradient_is_the_one_of_the_loss_and_leaves_no_trace() -> None:
     x, y = tasks[1].train.take(slice(None))
     walk.model.eval()
     loss = F.cross_entropy(walk.model(x, tasks[1].head), y)
-    wanted = dict(
-        zip(("w", "b"), torch.autograd.grad(loss, [walk.model.trunk.conv1.weight, walk.model.trunk.conv1.bias]))
-    )
+    weight, bias = torch.autograd.grad(loss, list(walk.model.trunk.conv1.parameters()))
     walk.model.train()
     state = torch.get_rng_state()
     found = walk.method.gradient(tasks[1], "trust")
