@@ -19,8 +19,8 @@ from drcl.lab.training.settings import Training
 PLAN = Plan(epochs=2, batch=8, lr=0.05, momentum=0.9)
 CHEAP = {"samples": 30}
 # What a method's own rules exclude, and has to be refused with a sentence.
-NEEDS_TASK_IDS = {"hat", "wsn"}
-PLAIN_SGD_ONLY = {"gpm", "sgp", "became", "hat"}
+NEEDS_TASK_IDS = {"hat", "wsn", "trgp", "cuber"}
+PLAIN_SGD_ONLY = {"gpm", "sgp", "became", "hat", "ncl", "owm", "trgp", "cuber"}
 # Noise on the weights or gates that open slowly: these need more than a handful of steps to leave chance.
 SLOW = {"hat": 25, "ucl": 25, "mesu": 25, "evcl": 25}
 
@@ -136,6 +136,8 @@ def test_an_unknown_one_is_refused():
     [
         ("l2", {"lam": 0.0}),
         ("ewc", {"lam": 0.0}),
+        ("kf-laplace", {"lam": 0.0}),
+        ("r-ewc", {"lam": 0.0}),
         ("drcl", {"strength": 0.0, "splitting": "forward-backward", "backend": "reference"}),
     ],
 )
@@ -145,7 +147,7 @@ def test_without_strength_it_is_fine_tuning(name, options):
         torch.testing.assert_close(found[key], value, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["l2", "ewc", "drcl"])
+@pytest.mark.parametrize("name", ["l2", "ewc", "kf-laplace", "r-ewc", "drcl"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_first_task_is_fine_tuning_bit_for_bit(name, optimizer):
     """There is nothing to protect yet."""

@@ -1,5 +1,5 @@
-"""Projection, mask and Bayesian methods in the real loop: cut inside any stage they end in the same bits, and the cost
-of what they keep is told."""
+"""Projection, rotation, mask and Bayesian methods in the real loop: cut inside any stage they end in the same bits,
+and the cost of what they keep is told."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gpm": {"threshold": 0.9, "samples": 10},
     "sgp": {"threshold": 0.9, "samples": 10},
     "became": {"threshold": 0.9, "samples": 10, "fisher_samples": 6, "host": "sgp"},
+    "trgp": {"threshold": 0.9, "samples": 10, "epsilon": 0.1},
+    "cuber": {"threshold": 0.9, "samples": 10, "epsilon": 0.1},
+    "owm": {"samples": 10},
+    "ncl": {"samples": 10},
+    "r-ewc": {"samples": 10},
+    "kf-laplace": {"samples": 10},
     "hat": {},
     "wsn": {"density": 0.4},
     "ucl": {},
