@@ -58,7 +58,7 @@ def test_the_density_is_the_one_bayes_rule_gives():
     seen, alpha0, beta0 = np.array([0.3, 1.1, 0.7]), 2.5, 1.5
     precision = np.linspace(1e-4, 25, 6000)[:, None]
     mean = np.linspace(-25, 26, 6001)[None, :]
-    prior = precision ** (alpha0 - 1) * np.exp(-beta0 * precision)  # flat in the mean
+    prior = precision ** (alpha0 - 1) * np.exp(-beta0 * precision)
 
     def likelihood(values: np.ndarray) -> np.ndarray:
         total = np.ones_like(precision * mean)
@@ -66,7 +66,7 @@ def test_the_density_is_the_one_bayes_rule_gives():
             total *= np.sqrt(precision) * np.exp(-0.5 * precision * (value - mean) ** 2)
         return total
 
-    # A flat prior on the mean given the precision is the limit of N(0, 1 / (k precision)), which leaves sqrt(precision).
+    # Flat in the mean is the limit of N(0, 1 / (k precision)) for small k, which leaves the root of the precision.
     weight = prior * np.sqrt(precision) * likelihood(seen)
     method = SBMCL(alpha0=alpha0, beta0=beta0)
     known = summary(torch.from_numpy(seen[:, None]))
@@ -241,6 +241,6 @@ def test_bad_values_are_named(wrong):
 
 
 def test_an_online_stream_needs_an_encoder_that_steps():
-    with pytest.raises(ValueError, match="sb-mcl: encoder='frozen' .* use encoder='tuned'"):
+    with pytest.raises(ValueError, match=r"sb-mcl: encoder='frozen' .* use encoder='tuned'"):
         Walk(SBMCL(), toy_stream(), online=True)
     Walk(SBMCL(encoder="tuned"), toy_stream(), online=True)
