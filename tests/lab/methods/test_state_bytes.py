@@ -27,6 +27,7 @@ class Size:
     inputs: tuple[int, ...]
     units: tuple[int, ...]
     image: int
+    pairs: int  # of units and inputs, in convolutions of channels
 
     @property
     def layers(self) -> list[tuple[int, int]]:
@@ -47,9 +48,9 @@ class Size:
 
 SPECS = {"mlp": {"kind": "mlp", "hidden": [40, 30]}, "alexnet": {"kind": "alexnet", "width": 0.05}}
 SIZES = {
-    "mlp": Size((64, 40), (40, 30), 64),
+    "mlp": Size((64, 40), (40, 30), 64, 64 * 40 + 40 * 30),
     # 3, 6 and 13 maps with kernels 4, 3 and 2 on one channel: 32 -> 14 -> 6 -> 2 pixels a side, then twice 102 units
-    "alexnet": Size((16, 3 * 9, 6 * 4, 13 * 4, 102), (3, 6, 13, 102, 102), 1024),
+    "alexnet": Size((16, 3 * 9, 6 * 4, 13 * 4, 102), (3, 6, 13, 102, 102), 1024, 3 + 18 + 78 + 52 * 102 + 102**2),
 }
 
 # What is kept, in bytes. A number is a float32; an image comes with its label and its head as 8 bytes each.
@@ -77,6 +78,7 @@ KEPT: dict[tuple[str, str], Callable[[Size], int]] = {
     ("upgd", ""): lambda n: 4 * (n.P + n.heads),
     ("tag", ""): lambda n: 4 * 2 * n.P * TASKS,
     ("agem", ""): lambda n: 5 * 2 * TASKS * (4 * n.image + 16),
+    ("pocl", ""): lambda n: 20 * (4 * n.image + 16),
     ("er", ""): lambda n: 20 * (4 * n.image + 16),
     ("star", ""): lambda n: 20 * (4 * n.image + 16),
     ("hat", ""): lambda n: 4 * sum(n.units) * (TASKS + 1),  # a row a task, and the largest so far
@@ -84,10 +86,15 @@ KEPT: dict[tuple[str, str], Callable[[Size], int]] = {
     ("ucl", ""): lambda n: 4 * (sum(n.units) + n.P + sum(n.units)),  # sigma a unit; the old weights and sigma
     ("mesu", ""): lambda n: 4 * (n.P + n.heads),  # sigma; the means are the network
     ("evcl", ""): lambda n: 4 * (n.P + 2 * n.P + n.P),  # sigma; the old mean and sigma; Fisher information
+    # sigma; the old mean and sigma; offsets of the masks; a, b and alpha of each unit; one bit an entry and task
+    ("ibpcl", ""): lambda n: 4 * (3 * n.P + n.pairs + 3 * sum(n.units)) + TASKS * n.pairs // 8,
+    # the same with a and b of each layer, now and before the task
+    ("ban", ""): lambda n: 4 * (3 * n.P + n.pairs + 4 * len(n.units)) + TASKS * n.pairs // 8,
+    ("sb-mcl", ""): lambda n: 8 * 2 * n.units[-1] * 2 * TASKS,  # mean and spread of each class, in double
 }
 BASES = {"gpm", "sgp", "became", "trgp", "cuber"}  # below: what they keep depends on the data
 OPTIONS = {
-    **{"agem": {"per_class": 5}, "er": {"memory": 20}, "star": {"memory": 20}},
+    **{"agem": {"per_class": 5}, "er": {"memory": 20}, "star": {"memory": 20}, "pocl": {"memory": 20}},
     **{"mesu": {"samples": 1}, "evcl": {"fisher_samples": 4}},
     **{key: {"samples": 4} for key in ("ewc", "mas", "drcl", "drcl-kronecker", "kf-laplace", "ncl", "r-ewc", "owm")},
 }
