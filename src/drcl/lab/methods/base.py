@@ -247,17 +247,8 @@ class Method:
 
 
 def mixed_cross_entropy(model: Network, batch: Batch) -> Tensor:
-    """Mean cross-entropy of examples of several tasks. The trunk sees them together, unless its norm layers keep
-    statistics for each task."""
-    heads = batch.heads()
-    present = [int(h) for h in torch.unique(heads)]
-    together = None if model._per_task else model.features(batch.x, present[0])
+    """Mean cross-entropy of examples of several tasks, each answered by its own head."""
     total = batch.x.new_zeros(())
-    for head in present:
-        rows = (heads == head).nonzero().squeeze(1)
-        if together is None:
-            logits = model(batch.x[rows], head)
-        else:
-            logits = model.heads(together[rows], head)
+    for rows, logits in model.by_head(batch.x, batch.heads()):
         total = total + F.cross_entropy(logits, batch.y[rows], reduction="sum")
     return total / len(batch)

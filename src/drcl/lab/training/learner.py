@@ -156,10 +156,10 @@ class Learner:
             self.at.task += 1
             return
         data = Mixture(sources, self.plan.batch, seeds.derive(self.seed, "training"))
+        for each in sources:
+            self.model.begin_task(each)
         if not self._inside:
             self._tell("task")
-            for each in sources:
-                self.model.begin_task(each)
             self._began = self.cost.learning()
             method.before_task(task)
             self._before = self._trunk()
