@@ -68,6 +68,12 @@ def draw(memory: Memory, count: int, generator: torch.Generator) -> Batch | None
     return Batch(memory["x"][rows], memory["y"][rows], memory["head"][rows])
 
 
+def trunk_and_heads(model: Network, heads: list[int]) -> dict[str, nn.Parameter]:
+    """What remembered examples can teach: the trunk and the heads of all tasks that have come."""
+    parts = [model.groups()["trunk"], *(model.head_parameters(head) for head in heads)]
+    return {name: p for part in parts for name, p in part.items()}
+
+
 @contextlib.contextmanager
 def judging(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for a look at remembered examples: no dropout, and no norm statistics are written."""
@@ -102,10 +108,13 @@ class Remembering(Method):
 
     def taught(self) -> dict[str, nn.Parameter]:
         """What examples of all tasks so far can teach, by name."""
-        parts = [self.model.groups()["trunk"], *(self.model.head_parameters(head) for head in self.state["heads"])]
-        return {name: p for part in parts for name, p in part.items()}
+        return trunk_and_heads(self.model, self.state["heads"])
 
     def remembered(self, count: int, generator: torch.Generator) -> Batch | None:
         """Examples at random, on the run's device; None while there are none."""
-        found, device = draw(self.state["memory"], count, generator), self.setting.device
-        return None if found is None else Batch(found.x.to(device), found.y.to(device), found.heads().to(device))
+        found = draw(self.state["memory"], count, generator)
+        return None if found is None else self.to_device(found)
+
+    def to_device(self, batch: Batch) -> Batch:
+        device = self.setting.device
+        return Batch(batch.x.to(device), batch.y.to(device), batch.heads().to(device))
