@@ -26,7 +26,7 @@ from drcl.lab.common import seeds
 from drcl.lab.common.options import option
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods._memory import Remembering
-from drcl.lab.methods.base import Batch, mixed_cross_entropy
+from drcl.lab.methods.base import Abilities, Batch, mixed_cross_entropy
 from drcl.lab.streams import Task
 
 
@@ -36,6 +36,7 @@ class AGEM(Remembering):
 
     name: ClassVar[str] = "agem"
     about: ClassVar[str] = "averaged gradient episodic memory: gradients projected off conflicts with old examples"
+    abilities: ClassVar[Abilities] = Abilities(old_data="some")
 
     per_class: int = option(13, "examples remembered of each class of each task")
     reference: int = option(256, "remembered examples in the reference gradient of a step")

@@ -29,6 +29,7 @@ from drcl.importance import Importance, Labels
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
 from drcl.lab.common.parallel import FromTheFirst, Reduced
+from drcl.lab.methods import _checks
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods._library import takes
 from drcl.lab.methods.base import Knob, Method, Setting
@@ -76,8 +77,7 @@ class DouglasRachford(Method):
             for key, value in settings(self.preset, given).items():
                 if key != "lr":
                     setattr(self, key, value)  # so that a run's record says what was run
-        if self.samples is not None and self.samples < 1:
-            raise ValueError(f"drcl: samples={self.samples}: give a whole number of at least 1, or none")
+        _checks.at_least_one_or_none(self.name, samples=self.samples)
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError(f"drcl: momentum={self.momentum}: give 0 <= momentum < 1, or none")
         self._make([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.0)  # the library checks the rest

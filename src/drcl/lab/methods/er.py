@@ -20,7 +20,7 @@ from drcl.lab.common import seeds
 from drcl.lab.common.options import option
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods._memory import Remembering
-from drcl.lab.methods.base import Batch
+from drcl.lab.methods.base import Abilities, Batch
 
 
 @dataclass
@@ -29,12 +29,14 @@ class ER(Remembering):
 
     name: ClassVar[str] = "er"
     about: ClassVar[str] = "experience replay: old examples, kept by reservoir sampling, beside each batch"
+    abilities: ClassVar[Abilities] = Abilities(task_ends=False, old_data="some")
 
     memory: int = option(500, "examples that are remembered, of all tasks together")
     replay: int | None = option(None, "remembered examples in a step; none takes as many as the batch has")
 
     def check(self) -> None:
-        _checks.at_least_one(self.name, memory=self.memory, replay=self.replay)
+        _checks.at_least_one(self.name, memory=self.memory)
+        _checks.at_least_one_or_none(self.name, replay=self.replay)
 
     def rows(self) -> int:
         return self.memory
