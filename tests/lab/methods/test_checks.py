@@ -86,16 +86,16 @@ def test_all_of_it_fits_a_table():
     assert len(set(columns)) == 1
     told = methods.get("hat").abilities.words()
     assert told == {
-        "told the task": "must be",
-        "task ends": "uses them",
-        "old examples": "none",
+        "task ids": "yes",
+        "task ends": "yes",
+        "old data": "none",
         "passes": "1",
-        "norm layers": "none",
+        "norms": "none",
         "residual": "no",
         "optimizer": "sgd",
-        "weight decay": "no",
+        "decay": "no",
     }
-    assert Abilities().words()["norm layers"] == "any"
+    assert Abilities().words()["norms"] == "any"
 
 
 def test_nothing_is_refused_that_nothing_speaks_against():
@@ -103,7 +103,7 @@ def test_nothing_is_refused_that_nothing_speaks_against():
     model = build({"kind": "mlp", "norm": "shared"}, stream)
     refuse("any", Abilities(), model, scenario="class", optimizer="adamw", weight_decay=0.5)
     kept = build({"kind": "mlp", "norm": "frozen"}, stream)
-    refuse("any", Abilities(norms="not shared"), kept, scenario="class", optimizer="sgd", weight_decay=0.0)
+    refuse("any", Abilities(norms="unshared"), kept, scenario="class", optimizer="sgd", weight_decay=0.0)
 
 
 # ---- values

@@ -24,23 +24,23 @@ class Abilities:
     task_ends: bool = True  # it does something when a task ends; without, it works where nobody says so
     old_data: Literal["none", "some", "all"] = "none"  # of earlier tasks' examples: what it keeps or trains on again
     passes: int = 1  # how often a task's training is gone through
-    norms: Literal["any", "not shared", "none"] = "any"  # norm layers it has a rule for
+    norms: Literal["any", "unshared", "none"] = "any"  # norm layers it takes; unshared: no task overwrites another's
     branches: bool = True  # networks that are no plain chain of layers, such as residual ones
     optimizer: Literal["any", "sgd", "own"] = "any"  # "own": its steps are its own, whatever the run asks for
     weight_decay: bool = True
 
     def words(self) -> dict[str, str]:
         """One cell for each column of a table of methods."""
-        yes = {True: "yes", False: "no"}
+        word = {True: "yes", False: "no"}
         return {
-            "told the task": "must be" if self.task_ids else "no need",
-            "task ends": "uses them" if self.task_ends else "no need",
-            "old examples": self.old_data,
+            "task ids": word[self.task_ids],
+            "task ends": word[self.task_ends],
+            "old data": self.old_data,
             "passes": str(self.passes),
-            "norm layers": self.norms,
-            "residual": yes[self.branches],
+            "norms": self.norms,
+            "residual": word[self.branches],
             "optimizer": self.optimizer,
-            "weight decay": yes[self.weight_decay],
+            "decay": word[self.weight_decay],
         }
 
 
@@ -67,7 +67,7 @@ def refuse(
         )
     if abilities.norms == "none":
         _no_norms(method, model)
-    if abilities.norms == "not shared":
+    if abilities.norms == "unshared":
         _no_shared_statistics(method, model)
     if not abilities.branches:
         chain(method, model)

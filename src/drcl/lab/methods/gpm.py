@@ -35,7 +35,7 @@ class GPM(Method):
 
     name: ClassVar[str] = "gpm"
     about: ClassVar[str] = "projects gradients off the input space of old tasks (ICLR 2021)"
-    abilities: ClassVar[Abilities] = Abilities(norms="not shared", optimizer="sgd", weight_decay=False)
+    abilities: ClassVar[Abilities] = Abilities(norms="unshared", optimizer="sgd", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("threshold", 0.5, 0.99)
 
     threshold: float | tuple[float, ...] = option(

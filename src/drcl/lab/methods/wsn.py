@@ -37,7 +37,7 @@ class WSN(Method):
 
     name: ClassVar[str] = "wsn"
     about: ClassVar[str] = "winning subnetworks: a binary mask on weights for every task (ICML 2022)"
-    abilities: ClassVar[Abilities] = Abilities(task_ids=True, norms="not shared", weight_decay=False)
+    abilities: ClassVar[Abilities] = Abilities(task_ids=True, norms="unshared", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("density", 0.01, 1.0)
 
     density: float = option(0.5, "share of each layer's weights that a task uses, in (0, 1]")
