@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from drcl.lab import networks
-from drcl.lab.data.base import DataSet
+from drcl.lab.data import DataSet, load
 from drcl.lab.networks import Network
 from drcl.lab.streams import BUILDERS, Scenario, Stream
 from drcl.lab.streams.view import View
@@ -119,8 +119,6 @@ class Benchmark:
 
     def load(self, data_root: str | Path | None = None) -> DataSet | list[DataSet]:
         """The data set itself, or those of a chain."""
-        from drcl.lab.data import load
-
         if isinstance(self.data, str):
             return load(self.data, root=data_root, **self.options)
         return [load(name, root=data_root, **self.options.get(name, {})) for name in self.data]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -14,8 +15,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from drcl.lab import benchmarks, methods
+from drcl.lab.cli.data import list_ as list_data
 from drcl.lab.cli.terminal import USAGE, console, fail
-from drcl.lab.common.options import nearest
+from drcl.lab.common import options
+from drcl.lab.networks.network import TRUNKS
 
 
 class Topic(StrEnum):
@@ -31,8 +35,6 @@ def list_(
 ) -> None:
     """List what there is: benchmarks, methods with their hyperparameters, networks, data sets."""
     if topic is Topic.data:
-        from drcl.lab.cli.datasets import list_ as list_data
-
         list_data()
         return
     made = {Topic.benchmarks: _benchmarks, Topic.methods: _methods, Topic.networks: _networks}[topic](name)
@@ -50,7 +52,7 @@ def _chosen(name: str | None, known: tuple[str, ...], what: str) -> tuple[str, .
     if name is None:
         return known
     if name not in known:
-        fail(f"there is no {what} {name!r}: {nearest(name, known)}", USAGE)
+        fail(f"there is no {what} {name!r}: {options.nearest(name, known)}", USAGE)
     return (name,)
 
 
@@ -58,8 +60,6 @@ def _chosen(name: str | None, known: tuple[str, ...], what: str) -> tuple[str, .
 
 
 def _benchmarks(name: str | None) -> RenderableType:
-    from drcl.lab import benchmarks
-
     if name is not None:
         return _benchmark(_chosen(name, benchmarks.names(), "benchmark")[0])
     table = _plain("name", "what", "tasks", "scenario", "network", "trained", right=("tasks",))
@@ -78,10 +78,6 @@ def _benchmarks(name: str | None) -> RenderableType:
 
 
 def _benchmark(name: str) -> RenderableType:
-    from dataclasses import fields
-
-    from drcl.lab import benchmarks
-
     one = benchmarks.get(name)
     table = _plain("setting", "value")
     for entry in fields(one):
@@ -98,9 +94,6 @@ def _benchmark(name: str) -> RenderableType:
 
 
 def _methods(name: str | None) -> RenderableType:
-    from drcl.lab import methods
-    from drcl.lab.common import options
-
     parts: list[RenderableType] = []
     for each in _chosen(name, tuple(methods.names()), "method"):
         parts.append(Text.assemble((each, "bold cyan"), "  ", methods.get(each).about))
@@ -133,8 +126,6 @@ def _told(method: type) -> str:
 
 
 def _networks(name: str | None) -> RenderableType:
-    from drcl.lab.networks.network import TRUNKS
-
     table = _plain("kind", "what", "arguments")
     for each in _chosen(name, tuple(TRUNKS), "network"):
         about = (inspect.getdoc(TRUNKS[each]) or "").split("\n\n")[0].replace("\n", " ")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from drcl.lab.cli.progress import watch
 from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, notes, told
-
-if TYPE_CHECKING:
-    from drcl.lab.runs.config import RunConfig
+from drcl.lab.report.formats import summary_table
+from drcl.lab.runs import loggers
+from drcl.lab.runs.config import PREFIXES, RunConfig
+from drcl.lab.runs.execute import execute
+from drcl.lab.runs.read import Run
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets, instead of the usual one.")]
 Options = Annotated[
@@ -40,12 +44,6 @@ def run(
     data: Data = None,
 ) -> None:
     """Train a method on a benchmark. The same command goes on where it stopped, and never runs twice."""
-    from drcl.lab.cli.progress import watch
-    from drcl.lab.report.formats import summary_table
-    from drcl.lab.runs import loggers
-    from drcl.lab.runs.execute import execute
-    from drcl.lab.runs.read import Run
-
     given = parsed(option or [])
     for key, value in (("device", device), ("precision", precision)):
         if value is not None:
@@ -89,8 +87,6 @@ def gathered(
     file: Path | None, benchmark: str | None, method: str | None, seed: int | None, options: dict[str, Any]
 ) -> RunConfig:
     """The run that the file and the command line describe together; the command line wins."""
-    from drcl.lab.runs.config import PREFIXES, RunConfig
-
     if file is None:
         if benchmark is None:
             raise ValueError("which benchmark? drcl run BENCHMARK, as `drcl list benchmarks` names them")
@@ -106,6 +102,4 @@ def gathered(
 
 def settings(config: RunConfig) -> dict[str, Any]:
     """The resolved configuration as plain tables, as loggers take it."""
-    from dataclasses import asdict
-
     return asdict(config.resolved())

@@ -249,3 +249,10 @@ FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {
     "csv": _csv,
     "latex": _latex,
 }
+
+
+def render(table: Sequence[Row], format: str = "text") -> str:
+    """The table as ``"text"``, ``"markdown"``, ``"csv"`` or ``"latex"``."""
+    if format not in FORMATS:
+        raise ValueError(f"format={format!r}; choose one of {', '.join(FORMATS)}")
+    return FORMATS[format](table)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+import drcl
 from drcl.lab.common import parallel
 
 _PACKAGES = ("drcl", "torch", "numpy", "safetensors", "scikit-learn")
@@ -35,8 +36,6 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 def _version(name: str) -> str | None:
     if name == "drcl":
-        import drcl
-
         return drcl.__version__
     try:
         return metadata.version(name)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import drcl
 from drcl.lab.common.words import reason
 from drcl.lab.sweeps.sweep import Backend, Job, Tell, Update
 from drcl.lab.sweeps.workers import THREADS, cores, perform, threads_for, throttled
@@ -51,8 +52,6 @@ def on_ray(address: str, *, shared: bool = False, at_once: int | None = None) ->
                 **common,
             )
         else:
-            import drcl
-
             ray.init(address=address, runtime_env={**environment, "py_modules": [drcl]}, **common)
     except Exception as error:
         raise ClusterError(f"the Ray cluster {address} cannot be used: {reason(error)}") from error

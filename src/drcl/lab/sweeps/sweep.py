@@ -31,13 +31,11 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drcl.lab.common.options import nearest
+from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.read import Run
-
-if TYPE_CHECKING:
-    from drcl.lab.runs.config import RunConfig
 
 KEYS = ("benchmarks", "methods", "seeds", "options", "benchmark", "method", "grid")
 
@@ -98,8 +96,6 @@ def read(path: str | Path) -> list[RunConfig]:
 
 def plan(table: Mapping[str, Any]) -> list[RunConfig]:
     """The runs of a sweep as a table: seeds innermost, so that the first results are comparable early."""
-    from drcl.lab.runs.config import RunConfig
-
     for key in table:
         if key not in KEYS:
             raise SweepError(f"{key!r} is not a key of a sweep: {nearest(key, KEYS)}")
