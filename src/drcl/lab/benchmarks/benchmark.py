@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from drcl.lab import networks
+from drcl.lab.common.options import nearest
 from drcl.lab.data import DataSet, load
 from drcl.lab.networks import Network
 from drcl.lab.streams import BUILDERS, Scenario, Stream
@@ -177,9 +178,7 @@ def override(benchmark: Benchmark, **overrides: Any) -> Benchmark:
     changed: dict[str, Any] = {}
     for key, value in overrides.items():
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-            raise ValueError(f"{key!r} is not a setting of a benchmark: {hint}")
+            raise ValueError(f"{key!r} is not a setting of a benchmark: {nearest(key, known)}")
         if key == "model" and isinstance(value, str):
             value = {"kind": value}
         if key in _MERGED:

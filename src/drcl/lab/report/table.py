@@ -39,7 +39,7 @@ COLUMNS = (
     Column("incremental_accuracy", "A_inc", "%", 100, better="high"),
     Column("unmoved", "weights unmoved", "%", 100),
     Column("learning_seconds", "time", "s"),
-    Column("relative_time", "time", "x SGD", digits=2),
+    Column("relative_time", "time", "× SGD", digits=2),
     Column("gradient_evaluations", "gradient evaluations", digits=0),
     Column("state_bytes", "state", digits=0),
 )

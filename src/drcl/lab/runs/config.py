@@ -17,6 +17,7 @@ from drcl.lab import benchmarks, methods
 from drcl.lab.benchmarks import Benchmark
 from drcl.lab.common import options as options_
 from drcl.lab.common.options import OptionError
+from drcl.lab.common.tables import flat
 from drcl.lab.training.settings import OPERATION, Training
 
 PREFIXES = {"benchmark": "benchmark_options", "method": "method_options", "training": "training"}
@@ -128,7 +129,7 @@ class RunConfig:
 
     def differences(self, other: RunConfig) -> list[str]:
         """What tells two configs apart, as ``key: mine / other``."""
-        mine, theirs = (_flat(c._tables(operation=False)) for c in (self, other))
+        mine, theirs = (flat(c._tables(operation=False)) for c in (self, other))
         return [
             f"{key}: {mine.get(key, 'none')!r} / {theirs.get(key, 'none')!r}"
             for key in sorted(mine.keys() | theirs.keys())
@@ -170,15 +171,6 @@ class RunConfig:
             out[table] = {k: v for k, v in told.items() if v != "none" or usual.get(table, {}).get(k) is not None}
         how = {k: out["training"].pop(k) for k in OPERATION if k in out["training"]}
         return out | ({"operation": how} if operation else {})
-
-
-def known_options(method: str | None = None) -> dict[str, Any]:
-    """Every option of a run with that method by its plain name, and its type; for help and completion."""
-    found: dict[str, Any] = {}
-    for prefix in ("training", "benchmark", "method"):
-        if prefix != "method" or method is not None:
-            found |= _known(prefix, method or "sgd")
-    return found
 
 
 @cache
@@ -232,14 +224,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= _flat(value, name + ".")
-        else:
-            flat[name] = value
-    return flat

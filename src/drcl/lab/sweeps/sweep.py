@@ -19,7 +19,7 @@ A sweep file is TOML::
     batch = [32, 64]
 
     [grid.ewc]                    # ... and for one method; several keys make all their combinations
-    strength = [1.0, 10.0, 100.0]
+    lam = [1.0, 10.0, 100.0]
 
 Every run has its own directory, named after what it is. A finished one is not run again, a stopped one goes on.
 """
