@@ -53,7 +53,7 @@ def test_a_worker_that_shares_no_folder_sends_its_files(tmp_path):
             remote = staticmethod(lambda *letter: None)
 
     config = sweep.plan({"benchmarks": "digits-permuted", "methods": "sgd", "options": QUICK})[0]
-    failed, archive = cluster._work(0, sweep.Job(config, tmp_path / "unused"), None, Mailbox)
+    failed, archive = cluster._work(0, sweep.Job(config, tmp_path / "unused"), None, Mailbox, {})
     assert failed == ""
     cluster.unpack(archive, tmp_path / "back")
     assert Run.read(tmp_path / "back").finished

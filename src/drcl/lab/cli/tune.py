@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from drcl.lab.cli.arguments import Data, Options, Plugins, load, parsed
 from drcl.lab.cli.board import Board, Line, watch_all
-from drcl.lab.cli.run import Data, Options, parsed
 from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
 from drcl.lab.common.words import percent
 from drcl.lab.sweeps import workers
@@ -37,6 +37,7 @@ def tune(
         typer.Option("--key", metavar="METHOD=OPTION", help="What to tune in place of the method's own strength."),
     ] = None,
     option: Options = None,
+    plugin: Plugins = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials at the same time.")] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="Folder; tuning/BENCHMARK if left out.")] = None,
     data: Data = None,
@@ -46,6 +47,7 @@ def tune(
     if not named:
         fail("--methods is empty: name at least one, such as --methods ewc,drcl", USAGE)
     low, high = (None, None) if between is None else _range(between)
+    outside = load(plugin)
     with told(USAGE, ValueError, TypeError):
         chosen = Tuning(
             benchmark,
@@ -59,6 +61,7 @@ def tune(
             options=parsed(option or []),
             keys={name: str(value) for name, value in parsed(key or []).items()},
             data_root=data,
+            plugins=outside,
         )
     here = console()
     backend = workers.here if jobs == 1 else workers.processes(jobs)

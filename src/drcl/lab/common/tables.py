@@ -1,4 +1,4 @@
-"""Tables inside tables, as TOML and JSON have them, laid flat: one name with dots for each value."""
+"""Tables inside tables, as TOML and JSON have them, laid flat: one name for each value."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(table: Mapping[str, Any], prefix: str = "", between: str = ".") -> dict[str, Any]:
     """``{"model": {"kind": "mlp"}}`` as ``{"model.kind": "mlp"}``; `prefix` stands before every name."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}{between}", between)
         else:
             found[f"{prefix}{key}"] = value
     return found
 
 
-def flat_text(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_text(table: Mapping[str, Any], prefix: str = "", between: str = ".") -> dict[str, str]:
     """The same with every value as text, for comparing and for showing."""
     return {
         name: value if isinstance(value, str) else json.dumps(value, default=str)
-        for name, value in flat(table, prefix).items()
+        for name, value in flat(table, prefix, between).items()
     }

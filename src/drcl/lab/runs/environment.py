@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from typing import Any
 import torch
 
 import drcl
-from drcl.lab.common import parallel
+from drcl.lab.common import parallel, plugins
 
 _PACKAGES = ("drcl", "torch", "numpy", "safetensors", "scikit-learn")
 
 
-def describe(device: torch.device) -> dict[str, Any]:
+def describe(device: torch.device, plugin_names: Iterable[str] = ()) -> dict[str, Any]:
     """As it goes into ``environment.json``."""
+    outside = plugins.describe(plugin_names)
     machine: dict[str, Any] = {
         "system": platform.system(),
         "processor": platform.processor() or platform.machine(),
@@ -31,7 +33,13 @@ def describe(device: torch.device) -> dict[str, Any]:
         "machine": machine,
         "threads": torch.get_num_threads(),
         "processes": parallel.world().size,
-    }
+    } | ({"plugins": outside} if outside else {})
+
+
+def changed_plugins(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Plugins whose code is not what it was when ``environment.json`` was written."""
+    then = before.get("plugins", {})
+    return [name for name, facts in now.get("plugins", {}).items() if name in then and then[name] != facts]
 
 
 def _version(name: str) -> str | None:
