@@ -113,9 +113,11 @@ def _load_module(name: str) -> None:
     before = set(sys.modules)
     with _all_or_nothing(name, f"plugin {name}"):
         try:
-            if importlib.util.find_spec(root) is None:
+            places = _places(root)
+            if not places:
                 where = "on Python's path or in the current folder"
                 raise PluginError(f"there is no such module {where}; the name of a file ends in .py")
+            _roots.update(places)
             importlib.import_module(name)
         except BaseException:
             # A module that is kept would not run its decorators again.
@@ -123,8 +125,6 @@ def _load_module(name: str) -> None:
                 if each == root or each.startswith(f"{root}."):
                     del sys.modules[each]
             raise
-        finally:
-            _roots.update(_places(root))
 
 
 def load_installed(group: str, kind: str, known: Callable[[], Collection[str]]) -> None:
@@ -135,12 +135,11 @@ def load_installed(group: str, kind: str, known: Callable[[], Collection[str]]) 
         whose = f"the {kind} {point.name!r} of the installed package {package}"
         try:
             with _all_or_nothing(package, whose):
+                _roots.update(_places(point.module.partition(".")[0]))
                 point.load()
         except PluginError as wrong:
             warnings.warn(f"{wrong}; it is left out", RuntimeWarning, stacklevel=2)
             continue
-        finally:
-            _roots.update(_places(point.module.partition(".")[0]))
         if point.name not in known():
             said = f"{whose} is left out: loading {point.value} registers none of that name"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
@@ -149,14 +148,12 @@ def load_installed(group: str, kind: str, known: Callable[[], Collection[str]]) 
 
 
 def _places(root: str) -> list[Path]:
-    """Folder or file of a top-level module."""
-    module = sys.modules.get(root)
-    if module is None:
+    """Folder or file of a top-level module, imported or not; none if there is no such module."""
+    spec = importlib.util.find_spec(root)
+    if spec is None:
         return []
-    folders = getattr(module, "__path__", None)
-    if folders is not None:
-        return [Path(folder).resolve() for folder in folders]
-    return [Path(module.__file__).resolve()] if module.__file__ else []
+    found = spec.submodule_search_locations or [spec.origin or ""]
+    return [Path(place).resolve() for place in found if Path(place).exists()]
 
 
 def _reach(folder: Path) -> None:
