@@ -173,10 +173,14 @@ def _earlier_basis(name: str, f: Factors, history: History) -> Eigenbasis | None
 
 def _earlier_weights(name: str, f: Factors, history: History) -> Tensor | None:
     """How much each weight of the layer mattered to earlier tasks, as its matrices are, if any of it stays."""
-    if not history.keep or name not in history.importance:
+    parts = [history.importance.get(name), history.importance.get(bias_of(name)) if f.bias else None]
+    weight, bias = (None if t is None else t.to(f.a.dtype) for t in parts)
+    if not history.keep or (weight is None and bias is None):
         return None
-    whole = as_matrix(history.importance[name].to(f.a.dtype), f.groups, f.positions)
+    # One of the two may have been frozen until now.
+    shape = f.groups, f.positions, f.outputs, f.inputs - int(f.bias)
+    whole = f.a.new_zeros(shape) if weight is None else as_matrix(weight, f.groups, f.positions)
     if f.bias:
-        bias = history.importance[bias_of(name)].to(f.a.dtype).reshape(f.groups, 1, -1)
-        whole = torch.cat([whole, bias[..., None]], -1)
+        last = f.a.new_zeros(shape[:3]) if bias is None else bias.reshape(f.groups, 1, -1)
+        whole = torch.cat([whole, last[..., None]], -1)
     return in_estimators_unit(history, whole)
