@@ -3,6 +3,12 @@
 `DRCL.consolidate(model, data, importance=drcl.Kronecker())` protects directions instead of single weights: those along
 which the earlier tasks' inputs and derivatives lie (`drcl.directions.basis`). Linear layers and convolutions are
 covered, every other parameter gets its diagonal Fisher in the same call, in the same units.
+
+Closest relatives: R-EWC turns a layer into coordinates in which its Fisher information is nearly diagonal and runs EWC
+there (Liu, Masana, Herranz, van de Weijer, Lopez, Bagdanov, "Rotate your networks", 2018). Online structured Laplace
+carries Kronecker factors from task to task as the precision of a posterior, and penalises in the loss (Ritter, Botev,
+Barber 2018). Natural continual learning takes such a precision as the metric of its steps (Kao, Jensen, van de Ven,
+Bernacchia, Hennequin 2021). Here the turned coordinates are where a proximal map is taken, which may be L1.
 """
 
 from __future__ import annotations
@@ -47,9 +53,9 @@ class Kronecker(Fisher):
 
     Args:
         eigenvalues: "exact" measures the importance of each direction as the mean square of per-sample gradients
-            along it (EK-FAC), in a second pass; what earlier tasks left is carried over as the diagonal of their
-            importance in the new directions, which keeps its sum. "product" multiplies the eigenvalues of the
-            summed factors: one pass, coarser.
+            along it (EK-FAC: George et al. 2018), in a second pass; what earlier tasks left is carried over as the
+            diagonal of their importance in the new directions, which keeps its sum. "product" multiplies the
+            eigenvalues of the summed factors: one pass, coarser.
         convolutions: "patches" takes channels and kernel positions together; "channels" rotates channels only and
             keeps a convolution's kernel positions apart (and its bias out of it): for wide convolutions, whose
             patches are long.

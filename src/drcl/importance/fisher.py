@@ -87,6 +87,8 @@ class _FromSamples(Importance):
 class Fisher(_FromSamples):
     """Diagonal Fisher information: the mean over samples of squared per-sample gradients, in eval mode.
 
+    The importance of elastic weight consolidation (Kirkpatrick et al. 2017).
+
     labels="sampled"    y is drawn from the model's own softmax: an unbiased estimate of the true Fisher.
     labels="exact"      the expectation over y in place of a draw: no noise, classes - 1 backward passes.
     labels="signs"      the terms of "exact" added up with random signs: unbiased too, one backward pass, and it
@@ -146,7 +148,7 @@ class Fisher(_FromSamples):
 
 @dataclass(frozen=True)
 class MAS(_FromSamples):
-    """Memory aware synapses: the mean over samples of |d ||f(x)||^2 / d theta|. Needs no labels."""
+    """Memory aware synapses (Aljundi et al. 2018): the mean over samples of |d ||f(x)||^2 / d theta|. No labels."""
 
     samples: int = 1000
     seed: int = 0
