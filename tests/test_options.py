@@ -2,13 +2,14 @@
 
 import copy
 import inspect
+from typing import get_args
 
 import pytest
 import torch
 from tests.tasks import closure_on, fit, mlp, same, task, weights
 
 from drcl import DRCL, Fisher, Kronecker
-from drcl.options import PRESETS
+from drcl.options import HELP, KINDS, PRESETS
 from drcl.prox import L1, L2, ElasticNet
 
 # Written out once more, from the paper.
@@ -155,3 +156,27 @@ def test_directions_survive_being_copied_and_resumed(make):
         assert len(o.anchor.bases) == 2
         assert same(weights(model), weights(m))
         assert same(opt.state_dict(), o.state_dict())
+
+
+# ---- what command lines are made from
+
+
+def test_every_option_that_is_described_exists_and_has_a_default_of_its_kind():
+    own, more = inspect.signature(DRCL).parameters, inspect.signature(Kronecker).parameters
+    assert KINDS.keys() <= own.keys()
+    assert HELP.keys() <= own.keys() | more.keys()
+    assert KINDS.keys() <= HELP.keys()
+    for name, kind in KINDS.items():
+        default = own[name].default
+        choices = [choice for part in (kind, *get_args(kind)) for choice in (get_args(part) or [part])]
+        assert default in choices or type(default) in choices, name
+
+
+@pytest.mark.parametrize("name", ["prox", "splitting", "normalise", "memory", "backend"])
+def test_every_choice_that_is_named_is_taken_and_no_other(name):
+    p = list(mlp().named_parameters())
+    kind = KINDS[name]
+    for choice in get_args(get_args(kind)[0] if name == "memory" else kind):
+        DRCL(p, **{name: choice})
+    with pytest.raises(ValueError, match=f"{name}='none of them'"):
+        DRCL(p, **{name: "none of them"})

@@ -199,8 +199,3 @@ def scale_bytes(layers: Iterable[Gaussian]) -> int:
     """What the standard deviations take beside the network's own weights."""
     scales = [s for layer in layers for s in (layer.weight_scale, layer.bias_scale) if s is not None]
     return sum(s.nbytes for s in scales)
-
-
-def check_adam(method: str, rate: float | None) -> None:
-    if rate is not None and not rate > 0:
-        raise ValueError(f"{method}: adam_lr={rate} must be above 0: give 0.001, or none for the run's own optimizer")

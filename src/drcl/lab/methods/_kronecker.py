@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from drcl.directions.basis import Eigenbasis, as_matrix, as_weight, bias_of
-from drcl.directions.kronecker import History
 from drcl.importance import Labels
+from drcl.importance.base import History
 from drcl.lab.common import seeds
-from drcl.lab.common.parallel import FromTheFirst
+from drcl.lab.methods._estimators import FromTheFirst
 from drcl.lab.methods.base import Method
 from drcl.lab.streams import Task
 
@@ -79,13 +79,14 @@ def measure(
     old = before.of_weights(parameters) if before else {}
     history = History(bases=before.bases if before else {}, importance=old, mean=1.0, keep=decay if old else 0.0)
     with method.one_by_one(task, batches):
-        importance, bases = estimator.measure(
+        measured = estimator.measure(
             method.model,
             batches,
             parameters,
             lambda model, batch: (model(batch[0], task.head), batch[1]),
             history,
         )
+    importance, bases = measured.importance, measured.bases
     inside = set(bases) | {bias_of(name) for name, basis in bases.items() if basis.bias}
     diagonal = {name: t for name, t in importance.items() if name not in inside}
     for name, fresh in diagonal.items():

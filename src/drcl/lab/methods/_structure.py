@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.methods import _checks, _gaussian, _guards
-from drcl.lab.methods.base import Batch, Method, Setting
+from drcl.lab.methods import _checks, _gaussian
+from drcl.lab.methods.base import Abilities, Batch, Method, Setting
 from drcl.lab.methods.wsn import pack, unpack
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
@@ -33,6 +33,7 @@ class Structured(Method):
     """What IBPCL and BAN share. An entry of a mask belongs to one weight of a linear layer, and to all weights between
     two channels of a convolution."""
 
+    abilities: ClassVar[Abilities] = Abilities(task_ids=True, passes=2, norms="none", weight_decay=False)
     stages: ClassVar[int] = 2
 
     kl: float = option(1.0, "factor on all KL terms; 1 is the variational bound")
@@ -45,15 +46,12 @@ class Structured(Method):
     def check(self) -> None:
         _checks.not_negative(self.name, kl=self.kl)
         _checks.at_least_one(self.name, samples=self.samples)
-        _guards.at_least(self.name, "test_samples", self.test_samples, 0, "0 answers with the means")
+        _checks.at_least(self.name, "test_samples", self.test_samples, 0, "0 answers with the means")
         _checks.positive(self.name, sigma_start=self.sigma_start, structure_lr=self.structure_lr)
-        _gaussian.check_adam(self.name, self.adam_lr)
+        _checks.adam_lr(self.name, self.adam_lr)
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        _guards.task_ids(self.name, setting)
-        _guards.no_norms(self.name, model)
-        _guards.no_decay(self.name, setting)
         self.layers = _gaussian.convert(model, self.protected(), lambda layer: self.sigma_start)
         learned = nn.ParameterDict()
         for name, layer in self.layers.items():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.methods import _checks, _guards, _memory
+from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods._structure import Structured
 from drcl.lab.methods.base import Knob, Setting
 from drcl.lab.networks import Network
@@ -78,7 +78,7 @@ class BAN(Structured):
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
         if self.residual:
-            add_shortcuts(_guards.chain(self.name, model))
+            add_shortcuts(_checks.chain(self.name, model))
         return model
 
     def rate(self, task: Task) -> float:

@@ -49,7 +49,7 @@ class KroneckerLaplace(Method):
 
     def check(self) -> None:
         _checks.not_negative(self.name, lam=self.lam)
-        _checks.at_least_one(self.name, samples=self.samples)
+        _checks.at_least_one_or_none(self.name, samples=self.samples)
 
     @property
     def anchors(self) -> list[dict[str, Any]]:

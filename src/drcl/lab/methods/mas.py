@@ -38,9 +38,8 @@ class MAS(Method):
 
     def check(self) -> None:
         _checks.not_negative(self.name, lam=self.lam)
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"mas: decay={self.decay}: give a share from 0 to 1")
-        _checks.at_least_one(self.name, samples=self.samples)
+        _checks.share(self.name, decay=self.decay)
+        _checks.at_least_one_or_none(self.name, samples=self.samples)
 
     def penalty(self) -> Tensor:
         anchor, importance = self.state.get("anchor", {}), self.state.get("importance", {})

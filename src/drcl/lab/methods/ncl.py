@@ -25,10 +25,9 @@ import torch
 
 from drcl.importance import Labels
 from drcl.lab.common.options import option
-from drcl.lab.methods import _checks, _guards, _kronecker, _quadratic
+from drcl.lab.methods import _checks, _kronecker, _quadratic
 from drcl.lab.methods._fisher import LABELS
-from drcl.lab.methods.base import Knob, Method, Setting
-from drcl.lab.networks import Network
+from drcl.lab.methods.base import Abilities, Knob, Method
 from drcl.lab.streams import Task
 
 
@@ -45,6 +44,7 @@ class NaturalContinualLearning(Method):
 
     name: ClassVar[str] = "ncl"
     about: ClassVar[str] = "natural gradient in the metric of the old tasks' Kronecker factors (NeurIPS 2021)"
+    abilities: ClassVar[Abilities] = Abilities(optimizer="sgd", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("prior", 1e-6, 1.0)
 
     prior: float = option(3e-4, "precision of the weights before the first task; a smaller one holds more")
@@ -53,11 +53,7 @@ class NaturalContinualLearning(Method):
 
     def check(self) -> None:
         _checks.positive(self.name, prior=self.prior)
-        _checks.at_least_one(self.name, samples=self.samples)
-
-    def build(self, model: Network, setting: Setting) -> Network:
-        _guards.plain_sgd(self.name, setting)
-        return super().build(model, setting)
+        _checks.at_least_one_or_none(self.name, samples=self.samples)
 
     @property
     def information(self) -> _kronecker.Information:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.common.options import option
-from drcl.lab.methods import _bases, _checks, _guards
-from drcl.lab.methods.base import Knob, Method, Setting
+from drcl.lab.methods import _bases, _checks
+from drcl.lab.methods.base import Abilities, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
@@ -38,6 +38,7 @@ class OWM(Method):
 
     name: ClassVar[str] = "owm"
     about: ClassVar[str] = "projects gradients by recursive least squares over layer inputs (Nature MI 2019)"
+    abilities: ClassVar[Abilities] = Abilities(norms="unshared", optimizer="sgd", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("alpha")
 
     alpha: float = option(100.0, "energy of inputs that is not protected yet; a smaller one holds more")
@@ -46,12 +47,11 @@ class OWM(Method):
 
     def check(self) -> None:
         _checks.positive(self.name, alpha=self.alpha)
-        _checks.at_least_one(self.name, average=self.average, samples=self.samples)
+        _checks.at_least_one(self.name, average=self.average)
+        _checks.at_least_one_or_none(self.name, samples=self.samples)
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        _guards.plain_sgd(self.name, setting)
-        _guards.no_shared_statistics(self.name, model)
         self.layers = _bases.matrix_layers(model, self.protected())
         return model
 

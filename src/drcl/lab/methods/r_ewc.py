@@ -53,7 +53,7 @@ class RotatedEWC(Method):
 
     def check(self) -> None:
         _checks.not_negative(self.name, lam=self.lam)
-        _checks.at_least_one(self.name, samples=self.samples)
+        _checks.at_least_one_or_none(self.name, samples=self.samples)
         if not 0 <= self.decay <= 1:
             raise ValueError(f"{self.name}: decay={self.decay}: give a share from 0 to 1")
 

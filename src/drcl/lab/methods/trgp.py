@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,9 +11,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from drcl.lab.common.options import option
-from drcl.lab.methods import _bases, _guards, _quadratic
+from drcl.lab.methods import _bases, _checks, _quadratic
 from drcl.lab.methods._scales import Scales, key
-from drcl.lab.methods.base import Batch, Knob, Setting
+from drcl.lab.methods.base import Abilities, Batch, Knob, Setting
 from drcl.lab.methods.gpm import GPM
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
@@ -41,6 +41,7 @@ class TRGP(GPM):
 
     name: ClassVar[str] = "trgp"
     about: ClassVar[str] = "GPM that scales the frozen weights of related old tasks (ICLR 2022)"
+    abilities: ClassVar[Abilities] = replace(GPM.abilities, task_ids=True)
     tunes: ClassVar[Knob | None] = Knob("threshold", 0.5, 0.99)
 
     epsilon: float = option(0.5, "share of the gradient in an old task's space above which it is trusted; 1: none is")
@@ -50,11 +51,10 @@ class TRGP(GPM):
         super().check()
         if not 0 <= self.epsilon <= 1:
             raise ValueError(f"{self.name}: epsilon={self.epsilon}: give a share from 0 to 1; the paper takes 0.5")
-        _guards.at_least(self.name, "related", self.related, 0, "the paper takes 2, and 0 scales none")
+        _checks.at_least(self.name, "related", self.related, 0, "the paper takes 2, and 0 scales none")
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        _guards.task_ids(self.name, setting)
         # Beside the trunk and not in it: they are no weights, and should not count where weights are compared.
         model.add_module("scales", Scales())
         return model
