@@ -314,7 +314,7 @@ def test_what_cannot_be_prepared_is_not_fetched(
 
     (tmp_path / "a.json").write_text("{}")
     source = Download({"a.json": (tmp_path / "a.json").as_uri()}, prepare=prepare)
-    monkeypatch.setitem(registry._entries, "hanzi", replace(entry("hanzi"), sources=(source,)))
+    monkeypatch.setitem(registry.ENTRIES.ours, "hanzi", replace(entry("hanzi"), sources=(source,)))
     with pytest.raises(DataError, match="what arrived could not be read"):
         fetch("hanzi")
     with pytest.raises(MissingData):

@@ -231,8 +231,10 @@ def test_what_the_papers_tune():
     assert found == {
         **dict.fromkeys(("drcl", "drcl-kronecker", "ucl"), "strength"),
         **{"si": "c", "tag": "b", "upgd": "sigma", "mesu": "c_sigma"},
-        **{"gpm": "threshold", "became": "threshold", "sgp": "alpha", "wsn": "density"},
-        **dict.fromkeys(("ewc", "evcl", "hat", "l2", "mas", "star"), "lam"),
+        **{"pocl": "inner_lr", "sb-mcl": "beta0", "ibpcl": "kl", "ban": "kl"},
+        **dict.fromkeys(("gpm", "became", "trgp", "cuber"), "threshold"),
+        **{"sgp": "alpha", "owm": "alpha", "ncl": "prior", "wsn": "density"},
+        **dict.fromkeys(("ewc", "kf-laplace", "r-ewc", "evcl", "hat", "l2", "mas", "star"), "lam"),
     }
 
 

@@ -14,6 +14,7 @@ from drcl.lab.data.files import inside, read_lines, there
 from drcl.lab.data.folder import data_folder
 from drcl.lab.data.guard import reading, short
 from drcl.lab.data.images import check_kept
+from drcl.lab.data.loading import load
 from drcl.lab.data.registry import Entry, entry
 
 SUMS = "SHA256SUMS"
@@ -97,8 +98,6 @@ def verify(name: str, root: str | Path | None = None) -> str:
     """Check data set ``name`` thoroughly; return one line on what was checked, or raise DataError."""
     known = entry(name)
     folder = data_folder(root)
-    from drcl.lab.data.loading import load
-
     data = load(name, folder)
     parts = []
     if not known.embedded:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
@@ -26,6 +27,7 @@ BUDGET = 2 << 30  # bytes of one array that may sit in memory; a larger one is m
 WORTH_KEEPING = 2_000  # fewer pictures are decoded again faster than a cache file is looked after
 AT_ONCE = 256 << 20  # bytes of decoded pictures that may wait to be written
 FITS = ("squash", "crop")
+T = TypeVar("T")
 
 
 def pictures(folder: Path) -> list[Path]:
@@ -102,16 +104,21 @@ def stack(
     if count < WORTH_KEEPING and size <= limit:
         return _fill(np.empty((count, *shape), np.uint8), rows(), what)
     path = _workplace(root) / f"{_slug(what)}-{key}.npy"
-    found = _kept(path, (count, *shape), size > limit)
-    if found is None:
-        with locked(path.with_suffix(".lock")):
-            found = _kept(path, (count, *shape), size > limit)  # another process was faster
-            if found is None:
-                _write(path, rows, (count, *shape), what)
-                found = _kept(path, (count, *shape), size > limit)
-    if found is None:
-        raise DataError(f"{path} does not hold what was just written to it; is the disk damaged?")
-    return found
+
+    def write(partial: Path) -> None:
+        free = shutil.disk_usage(path.parent).free
+        if size > free:  # writing to a map on a full disk ends the process
+            raise DataError(
+                f"{what} needs {size:,} bytes in {path.parent}, where {free:,} are free; make room, "
+                "or set DRCL_DATA to a larger disk."
+            )
+        target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, *shape))
+        digest = hashlib.sha256()
+        _fill(target, rows(), what, digest.update)
+        target.flush()
+        path.with_suffix(".sha256").write_text(digest.hexdigest(), encoding="ascii")
+
+    return _once(path, lambda: _kept(path, (count, *shape), size > limit), write)
 
 
 def _kept(path: Path, shape: tuple[int, ...], mapped: bool) -> np.ndarray | None:
@@ -125,25 +132,6 @@ def _kept(path: Path, shape: tuple[int, ...], mapped: bool) -> np.ndarray | None
     if array.dtype != np.uint8 or array.shape != shape or not array.flags.c_contiguous:
         return None
     return array if mapped or _digest(array) == _noted(path) else None
-
-
-def _write(path: Path, rows: Callable[[], Iterable[np.ndarray]], shape: tuple[int, ...], what: str) -> None:
-    partial = path.with_suffix(".partial")
-    free = shutil.disk_usage(path.parent).free
-    if math.prod(shape) > free:  # writing to a map on a full disk ends the process
-        raise DataError(
-            f"{what} needs {math.prod(shape):,} bytes in {path.parent}, where {free:,} are free; make room, "
-            "or set DRCL_DATA to a larger disk."
-        )
-    try:
-        target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
-        digest = hashlib.sha256()
-        _fill(target, rows(), what, digest.update)
-        target.flush()
-        path.with_suffix(".sha256").write_text(digest.hexdigest(), encoding="ascii")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _digest(array: np.ndarray) -> str:
@@ -169,24 +157,46 @@ def check_kept(root: Path, name: str) -> int:
     return count
 
 
-def keep(make: Callable[[], dict[str, np.ndarray]], root: Path, what: str, key: str) -> dict[str, np.ndarray]:
-    """Small arrays that are slow to gather, gathered once; ``key`` changes when they must be made again."""
+def keep(
+    make: Callable[[], dict[str, np.ndarray]], root: Path, what: str, key: str, names: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """Small arrays ``names`` that are slow to gather, gathered once; ``key`` changes when they must be made again."""
     path = _workplace(root) / f"{_slug(what)}-{key}.npz"
-    with locked(path.with_suffix(".lock")):
-        if path.is_file():
-            try:
-                return read_npz(path)[0]
-            except DataError:
-                pass  # damaged, which its checksums tell: made again
-        made = make()
-        partial = path.with_suffix(".partial")
+
+    def read() -> dict[str, np.ndarray] | None:
         try:
-            with partial.open("wb") as file:
-                np.savez(file, **made)  # type: ignore[arg-type]
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-    return made
+            found = read_npz(path)[0]
+        except DataError:  # absent, or damaged, which its checksums tell
+            return None
+        return found if sorted(found) == sorted(names) else None
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:
+            np.savez(file, **make())  # type: ignore[arg-type]
+
+    return _once(path, read, write)
+
+
+def _once(path: Path, read: Callable[[], T | None], write: Callable[[Path], None]) -> T:
+    """What ``read`` finds, else what it finds once ``write`` made the file.
+
+    Of several processes one writes, and nobody sees half of it.
+    """
+    found = read()
+    if found is None:
+        with locked(path.with_suffix(".lock")):
+            found = read()  # another process was faster
+            if found is None:
+                partial = path.with_suffix(".partial")
+                try:
+                    write(partial)
+                    os.replace(partial, path)
+                finally:
+                    partial.unlink(missing_ok=True)
+                found = read()
+    if found is None:
+        raise DataError(f"{path} does not hold what was just written to it; is the disk damaged?")
+    return found
 
 
 def _slug(what: str) -> str:

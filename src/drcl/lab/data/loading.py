@@ -85,18 +85,25 @@ def check_options(name: str, options: dict[str, Any]) -> None:
 
 
 def _check(name: str, read: Any, options: dict[str, Any], skip: tuple[str, ...] = ("root",)) -> None:
-    parameters, hints = inspect.signature(read).parameters, typing.get_type_hints(read)
+    parameters, hints = inspect.signature(read).parameters, _hints(read)
     allowed = [option for option in parameters if option not in skip]
     for option, value in options.items():
         if option not in allowed:
             raise DataError(f"{name} has no option {option!r}; it has {', '.join(allowed) or 'none'}.")
-        kinds = _kinds(hints[option])
+        kinds = _kinds(hints.get(option, Any))
         if kinds and not any(_is(value, kind) for kind in kinds):
             wanted = " or ".join(KINDS[kind] for kind in kinds)
             raise DataError(f"{option}={value!r} does not fit {name}: give {wanted}.")
     for option in allowed:
         if parameters[option].default is inspect.Parameter.empty and option not in options:
             raise DataError(f"{name} needs the option {option!r}.")
+
+
+def _hints(read: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(read)
+    except (NameError, TypeError):  # a plugin's types need not be known here
+        return {}
 
 
 def _kinds(hint: Any) -> list[Any]:

@@ -8,7 +8,6 @@ import numpy as np
 
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
-from drcl.lab.data.formats.arrays import CHANNELS
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # they steer terminals, or cannot be written at all
 
@@ -35,8 +34,8 @@ def sound(data: DataSet) -> DataSet:
 
 def _check(split: Split, what: str, classes: int) -> None:
     images, labels, groups = split.images, split.labels, split.groups
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in CHANNELS:
-        raise DataError(f"{what} has images {images.dtype} {images.shape}; wanted uint8 with 1, 3 or 4 channels.")
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise DataError(f"{what} has images {images.dtype} {images.shape}; wanted uint8 [N, C, H, W].")
     if 0 in images.shape:
         raise DataError(f"{what} holds no images, or images without pixels ({'x'.join(map(str, images.shape))}).")
     if labels.dtype != np.int64 or labels.ndim not in (1, 2) or len(labels) != len(images):
