@@ -116,9 +116,8 @@ def _whole(index: dict[str, np.ndarray]) -> bool:
     code, writer = index.get("code"), index.get("writer")
     if code is None or writer is None or code.ndim != 1 or code.shape != writer.shape:
         return False
-    if code.dtype != np.int64 or writer.dtype != np.int64 or not len(code):
-        return code.dtype == writer.dtype == np.int64
-    return code.min() >= 0 and code.max() < 1 << 16 and writer.min() >= 0
+    plain = code.dtype == writer.dtype == np.int64
+    return plain and bool(((code >= 0) & (code < 1 << 16) & (writer >= 0)).all())
 
 
 def squared(pixels: np.ndarray, size: int) -> np.ndarray:
