@@ -230,9 +230,9 @@ def test_what_the_papers_tune():
     found = {m: methods.get(m).tunes.name for m in methods.names() if m not in WITHOUT}
     assert found == {
         **dict.fromkeys(("drcl", "drcl-kronecker", "ucl"), "strength"),
-        **{"si": "c", "tag": "b", "upgd": "sigma", "mesu": "c_sigma"},
+        **{"si": "c", "tag": "b", "upgd": "sigma", "mesu": "c_sigma", "der++": "alpha", "packnet": "prune"},
         **{"gpm": "threshold", "became": "threshold", "sgp": "alpha", "wsn": "density"},
-        **dict.fromkeys(("ewc", "evcl", "hat", "l2", "mas", "star"), "lam"),
+        **dict.fromkeys(("ewc", "evcl", "hat", "l2", "lwf", "mas", "star"), "lam"),
     }
 
 

@@ -6,6 +6,7 @@ A method is a dataclass whose fields are its hyperparameters, in a file of its o
     data            which tasks' training data this task trains on; none at all skips the task
     before_task     reset what belongs to one task
     before_stage    the same for each of its `stages`, where a task is trained more than once
+    stage_share     how many of a task's steps a stage has, as a share
     optimizer       a fresh one for each stage, over `parameters` of that task
     before_step     sees the whole batch; may enlarge it (replay), always behind its own examples
     loss            of a batch; the penalty of a regulariser may be added here or, as a gradient, afterwards
@@ -150,6 +151,9 @@ class Method:
     def before_task(self, task: Task) -> None: ...
 
     def before_stage(self, task: Task, stage: int) -> None: ...
+
+    def stage_share(self, stage: int) -> float:
+        return 1.0
 
     def parameters(self, task: Task) -> dict[str, nn.Parameter]:
         """What this task trains, by name: the trunk and its own head, never another task's."""

@@ -181,7 +181,8 @@ class Learner:
     def _stage(self, task: Task, data: Mixture, stage: int) -> None:
         at, method, training = self.at, self.method, self.training
         at.stage, at.batches = stage, data.batches
-        at.steps = self.plan.steps or (self.plan.epochs or 1) * data.batches
+        steps = self.plan.steps or (self.plan.epochs or 1) * data.batches
+        at.steps = max(1, round(steps * method.stage_share(stage)))
         if at.step == 0:
             method.before_stage(task, stage)
         optimizer = self._optimizer = method.optimizer(task)
