@@ -15,8 +15,9 @@ from drcl.directions.basis import Eigenbasis, bias_of
 from drcl.directions.kronecker import History, Kronecker
 from drcl.importance import Importance
 from drcl.options import task_sum
-from drcl.splitting import directions, plasticity
-from drcl.splitting.kernels import check_prox
+from drcl.prox import check_on_directions, check_on_weights
+from drcl.splitting import plasticity
+from drcl.splitting.directions import Layer
 from drcl.state import all_or_nothing, importance_dtype, laid_out_like
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def history(optimizer: DRCL, named: dict[str, nn.Parameter]) -> History:
     where = {p: i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
     state = {name: optimizer.state.get(p, {}) for name, p in named.items()}
     return History(
-        bases={name: optimizer._layers[p].basis for name, p in named.items() if p in optimizer._layers},
+        bases={name: optimizer.progress.layers[p].basis for name, p in named.items() if p in optimizer.progress.layers},
         importance={name: s["importance"] for name, s in state.items() if "importance" in s},
         mean=optimizer.importance_mean,
         keep=kept(optimizer),
@@ -120,13 +121,13 @@ def history(optimizer: DRCL, named: dict[str, nn.Parameter]) -> History:
     )
 
 
-def layers(named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict[Tensor, directions.Layer]:
+def layers(named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict[Tensor, Layer]:
     """By weight, with the bias that each basis includes."""
     found = {}
     for name, basis in bases.items():
         p = named[name]
         bias = named[bias_of(name)] if basis.bias else None
-        found[p] = directions.Layer(basis.cast(p, importance_dtype(p)), bias)
+        found[p] = Layer(basis.cast(p, importance_dtype(p)), bias)
     return found
 
 
@@ -142,8 +143,8 @@ def start_task(optimizer: DRCL, named: dict[str, nn.Parameter]) -> None:
             state.pop(key, None)
     if optimizer.inner is not None:
         optimizer.inner.state.clear()
-    optimizer._names |= {p: n for n, p in named.items()}
-    optimizer._progress |= {"mode": "train", "steps_in_proposal": 0, "gammas": []}
+    optimizer.progress.names |= {p: n for n, p in named.items()}
+    optimizer.progress.mode, optimizer.progress.steps_in_proposal, optimizer.progress.gammas = "train", 0, []
 
 
 def consolidate(
@@ -160,7 +161,7 @@ def consolidate(
     if batches is None and getattr(estimator, "needs_data", True):
         raise ValueError(f"{type(estimator).__name__} needs data: pass consolidate(model, batches)")
     if isinstance(estimator, Kronecker):
-        directions.check_prox(optimizer.solver.prox)
+        check_on_directions(optimizer.solver.prox)
     unfinished = any("start" in state for _, state in optimizer.protected())
     with all_or_nothing(optimizer) if unfinished else contextlib.nullcontext():
         if unfinished:
@@ -194,17 +195,17 @@ def measure(
         elif wanted is not None and not isinstance(estimator, Kronecker):
             new = scaled(new, wanted / weights)
         total, mean = combined(optimizer, named, new, added)
-    check_prox(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})
+    check_on_weights(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})
     optimizer.eval()
     for name, p in named.items():
         optimizer.state[p]["importance"] = total[name]
     if mean > 0:
         bases = {name: b.scaled(1 / mean) for name, b in bases.items()}
-    optimizer._layers = layers(named, bases)
+    optimizer.progress.layers = layers(named, bases)
     start_task(optimizer, named)
-    optimizer._progress["importance_mean"] = mean
-    optimizer._progress["tasks"] += 1
-    optimizer._progress["made"] = [*optimizer._progress["made"], made]
+    optimizer.progress.importance_mean = mean
+    optimizer.progress.tasks += 1
+    optimizer.progress.made = [*optimizer.progress.made, made]
 
 
 def anchor_of(optimizer: DRCL) -> Anchor | None:
@@ -222,16 +223,16 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
         weights={name: state["anchor"].clone() for name, state in pairs},
         importance={name: state["importance"].clone() for name, state in pairs},
         bases={
-            optimizer.name_of(p): optimizer._layers[p].basis.cast(p, importance_dtype(p))
+            optimizer.name_of(p): optimizer.progress.layers[p].basis.cast(p, importance_dtype(p))
             for p, _ in held
-            if p in optimizer._layers
+            if p in optimizer.progress.layers
         },
         provenance=provenance(
             tasks=optimizer.tasks,
             memory=optimizer.solver.memory,
             normalise=optimizer.solver.normalise,
             importance_mean=optimizer.importance_mean,
-            made=optimizer._progress["made"],
+            made=optimizer.progress.made,
         ),
     )
 
@@ -258,9 +259,9 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
         raise AnchorError(f"the anchor's provenance does not read: {reason}; make the anchor again") from None
     held = {name: named[name] for name in anchor.weights}
     importance = {n: laid_out_like(p, anchor.importance[n], importance_dtype(p)) for n, p in held.items()}
-    check_prox(optimizer.solver.prox, {n: (p.detach(), importance[n]) for n, p in held.items()})
+    check_on_weights(optimizer.solver.prox, {n: (p.detach(), importance[n]) for n, p in held.items()})
     if anchor.bases:
-        directions.check_prox(optimizer.solver.prox)
+        check_on_directions(optimizer.solver.prox)
     where = history(optimizer, named).groups
     for name, basis in anchor.bases.items():
         if basis.bias and where[name] != where[bias_of(name)]:
@@ -269,7 +270,7 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
                 "put them in one"
             )
     optimizer.eval()
-    optimizer._layers = layers(held, anchor.bases)
+    optimizer.progress.layers = layers(held, anchor.bases)
     for _, state in optimizer.protected():
         for key in ("anchor", "importance", "z"):
             state.pop(key, None)
@@ -277,4 +278,5 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
         optimizer.state[p]["importance"] = importance[name]
     anchor.restore(model)
     start_task(optimizer, held)
-    optimizer._progress |= facts
+    for key, value in facts.items():
+        setattr(optimizer.progress, key, value)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from torch import Tensor
+
 from drcl.importance.base import Importance
 from drcl.prox import L1, ElasticNet, Prox
 from drcl.splitting.kernels import BACKENDS
@@ -67,9 +69,11 @@ def count(name: str, value: Any, least: int = 1) -> None:
 def number(name: str, value: Any, *, infinite: bool = False) -> None:
     """A float >= 0; NaN never, infinity where it has a meaning."""
     try:
-        x = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}={value!r} must be a number") from None
+        x = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        x = math.nan
+    if math.isnan(x) and not isinstance(value, (float, Tensor)):
+        raise TypeError(f"{name}={value!r} must be a number")
     if math.isnan(x) or x < 0 or (math.isinf(x) and not infinite):
         raise ValueError(f"{name}={value!r} must be a number >= 0" + (" (inf is allowed)" if infinite else ""))
 
@@ -166,8 +170,14 @@ def group(options: dict[str, Any], solver: Solver, strict: bool = True) -> None:
                 )
         for key in ("momentum", "weight_decay"):
             number(key, options[key])
+        if not math.isfinite(options["dampening"]):
+            raise ValueError(f"dampening={options['dampening']!r} must be a finite number")
         if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
             raise ValueError("nesterov=True needs momentum > 0 and dampening = 0")
+    else:
+        for key, value in options.items():  # of the wrapped optimizer: what no arithmetic survives
+            if any(isinstance(v, float) and math.isnan(v) for v in (value if isinstance(value, tuple) else (value,))):
+                raise ValueError(f"{key}={value!r} must not be NaN")
     number("lr", options["lr"])
     number("strength", options["strength"], infinite=True)
     number("damping", options["damping"])

@@ -132,7 +132,7 @@ def test_the_rest_is_held_row_by_row_and_column_by_column(mix, strength, cut):
     basis = opt.anchor.bases["weight"]
     v, u = basis.outputs[..., :j].contiguous(), basis.inputs[..., :k].contiguous()
     f = torch.rand(1, 1, j + (j < 4), k + (k < 5)).double()
-    layer = opt._layers[model.weight]
+    layer = opt.progress.layers[model.weight]
     layer.basis = basis = replace(basis, outputs=v, inputs=u, eigenvalues=f)
     basis.check(model.weight)
     assert (basis.directions, basis.left_out) == (j * k, 20 - j * k)
@@ -523,7 +523,7 @@ def test_a_bias_of_another_group_stands_alone_and_a_free_one_is_left_out():
         groups = [{"params": others}, {"params": biases, "free": free}]
         opt = DRCL(groups, lr=0.05, strength=float("inf"), splitting="douglas-rachford")
         opt.consolidate(model, task(0), importance=Kronecker())
-        assert [layer.bias for layer in opt._layers.values()] == [None, None]
+        assert [layer.bias for layer in opt.progress.layers.values()] == [None, None]
         before = weights(model)
         fit(model, opt, task(1))
         opt.eval()
@@ -620,7 +620,7 @@ def test_a_state_of_another_network_is_refused_before_anything_changes():
     with pytest.raises(ValueError, match=r"'0\.weight'.*inputs"):
         other.load_state_dict(state)
     assert other.tasks == 0
-    assert not other._layers
+    assert not other.progress.layers
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
