@@ -13,6 +13,7 @@ A method is a dataclass whose fields are its hyperparameters, in a file of its o
     after_backward  reads or edits gradients in place, as those of the whole batch
     step            one step of the optimizer; most never touch it
     after_step      clamp, accumulate
+    restored        network and state have been put back to the best epoch, with which the stage ends
     after_task      importance, memory, masks
     deployed        puts the weights to be judged into the network for the time of an evaluation
     predict         logits of a task's head
@@ -106,6 +107,7 @@ class Setting:
     optimizer: str = "sgd"
     weight_decay: float = 0.0
     online: bool = False
+    momentum_given: bool = False  # for this task alone: it counts for more than a momentum of the method's own
 
     def make_optimizer(self, params: Any, **changes: Any) -> torch.optim.Optimizer:
         """The optimizer the run asks for, over parameters, named parameters or groups."""
@@ -180,6 +182,8 @@ class Method:
         return loss
 
     def after_step(self) -> None: ...
+
+    def restored(self) -> None: ...
 
     # ---- judgement
 
