@@ -67,10 +67,10 @@ KINDS = {
     "proposal, open at the end": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=0.05, plasticity_steps=7),
     "directions": lambda p: DRCL(p, lr=0.1, momentum=0.9, preset="directions"),
     "stable": lambda p: DRCL(p, lr=0.1, stable=0.7, splitting="douglas-rachford"),
-    "tensor": lambda p: DRCL(p, lr=0.1, strength=0.05, splitting="douglas-rachford", normalise="tensor"),
+    "share": lambda p: DRCL(p, lr=0.1, strength=1e-6, splitting="douglas-rachford", normalise="share"),
     "global": lambda p: DRCL(p, lr=0.1, strength=0.05, splitting="douglas-rachford", normalise="global"),
-    "around, tensor": lambda p: DRCL.around(
-        torch.optim.Adam(p, lr=0.01), strength=0.05, splitting="douglas-rachford", normalise="tensor"
+    "around, share": lambda p: DRCL.around(
+        torch.optim.Adam(p, lr=0.01), strength=1e-6, splitting="douglas-rachford", normalise="share"
     ),
     "around": lambda p: DRCL.around(torch.optim.AdamW(p, lr=0.01), strength=0.05, splitting="douglas-rachford"),
     "around, proposal": lambda p: DRCL.around(
@@ -189,7 +189,7 @@ def test_states_that_do_not_belong_here_are_refused_whole():
     refuses(half_way("around")[1], state, r"DRCL\.around")
     refuses(opt, half_way("around")[1].state_dict(), r"DRCL\.around")
     refuses(half_way("forward-backward")[1], state, "saved with splitting='douglas-rachford'")
-    refuses(half_way("tensor")[1], state, "saved with normalise='task'; make this optimizer with the same")
+    refuses(half_way("share")[1], state, "saved with normalise='task'; make this optimizer with the same")
     wider = mlp(sizes=(6, 17, 3))
     fresh = DRCL(wider.named_parameters(), lr=0.1, splitting="douglas-rachford")
     refuses(fresh, state, re.escape("'0.weight' has shape (17, 6)") + ".*" + re.escape("(16, 6)"))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from drcl.directions.basis import TENSORS, Eigenbasis, bias_of
 
-# The second adds bases; an anchor without any is written as the first, which older versions read too.
+# The second adds bases; an anchor without any is written as the first.
 FORMATS = ("drcl.anchor/1", "drcl.anchor/2")
 _WEIGHT, _IMPORTANCE, _BASIS = "weight/", "importance/", "basis/"
 

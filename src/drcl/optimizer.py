@@ -96,9 +96,7 @@ class DRCL(torch.optim.Optimizer):
             the same with its share of the task's whole, in parts per million, so that a strength also means the same
             on a larger network: what no task uses does not count.
             "global": the sum over tasks is divided by its mean, so tasks of larger gradients count for more, and each
-            for less the more there are. "tensor": as "global", and before it is added up each task's importance is
-            also divided by its own mean within each parameter tensor (with ``drcl.Kronecker`` within each layer), so
-            that every layer counts alike.
+            for less the more there are.
         damping: added to the importance, so that weights of no importance are held a little too.
         backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.splitting.kernels``).
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
@@ -342,15 +340,20 @@ class DRCL(torch.optim.Optimizer):
     @torch.no_grad()
     def protect(self, model: nn.Module, anchor: Anchor) -> None:
         """Take up where a saved anchor left off: the model gets its weights and they are protected from now on."""
+        if not isinstance(anchor, Anchor):
+            raise TypeError(f"anchor must be a drcl.Anchor, not {type(anchor).__name__}: Anchor.load reads one")
         consolidation.protect(self, model, anchor)
 
     # -- groups, names, state --------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if isinstance(param_group, dict):
-            if "strength" in param_group and "stable" not in param_group:
-                param_group = {**param_group, "stable": None}  # its own strength, not the share all others aim at
-            options.group({**self.defaults, **param_group}, self.solver, strict=self.inner is None)
+        if not isinstance(param_group, dict) or param_group.get("params") is None:
+            raise TypeError(
+                f"a parameter group is a dict with 'params', such as {{'params': [...]}}, not {param_group!r}"
+            )
+        if "strength" in param_group and "stable" not in param_group:
+            param_group = {**param_group, "stable": None}  # its own strength, not the share all others aim at
+        options.group({**self.defaults, **param_group}, self.solver, strict=self.inner is None)
         if self.inner is not None and self.param_groups is self.inner.param_groups:
             self.inner.add_param_group(param_group)
             self.share_groups()

@@ -29,12 +29,12 @@ class Coordinates:
     basis: Eigenbasis
     d: Tensor
     kept: Tensor = field(init=False)
-    rows: Tensor | None = None  # U_G^T D, where inputs are left out and protected
+    rows: Tensor | None = None  # U_G^T D, where inputs are left out
     columns: Tensor | None = None  # D U_A, where outputs are
 
     def __post_init__(self) -> None:
         basis = self.basis
-        if basis.complete or basis.free:
+        if basis.complete:
             self.kept = basis.rotate(self.d)
             return
         (j, k), (m, n) = basis.kept, basis.size
@@ -73,16 +73,12 @@ class Coordinates:
         return self.sizes() / (unit * self._roots())
 
     def settled(self, penalty: Penalty) -> Tensor | None:
-        """z - a by the prox, in the shape of D; None where that is zero throughout.
-
-        With directions that are not protected it is what the prox adds to D.
-        """
+        """z - a by the prox, in the shape of D; None where that is zero throughout."""
         basis, (j, k) = self.basis, self.basis.kept
         values = basis.eigenvalues
         kept = penalty(self.kept, torch.zeros_like(self.kept), values[..., :j, :k])
         if self.rows is None and self.columns is None:
-            change = kept.sub_(self.kept) if basis.free else kept
-            return basis.rotate_back(change) if basis.free or bool(change.any()) else None
+            return basis.rotate_back(kept) if bool(kept.any()) else None
         factors = self._factors(penalty)
         if not bool(kept.any()) and not bool(factors.any()):
             return None

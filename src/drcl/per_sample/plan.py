@@ -20,6 +20,7 @@ from drcl.per_sample.draw import batch_length, map_tensors, regroup, take, tenso
 from drcl.per_sample.fallback import Cotangents, Forward, one_by_one, times_used, vectorised
 from drcl.per_sample.hooks import OnePass, Shapes, Unsupported, shapes_of_outputs
 from drcl.per_sample.layers import Moments, add_power
+from drcl.per_sample.moments import MomentVisitor
 
 __all__ = ["Cotangents", "Forward", "accumulator", "per_sample_moments"]
 
@@ -128,7 +129,7 @@ class _Plan:
             cotangents = self.directions(output, target, length)
             others = self.looped
             try:
-                self.onepass.backward(output, cotangents, length, self.totals, self.power)
+                self.onepass.backward(output, cotangents, length, self._visitor())
             except Unsupported as reason:
                 others = {**others, **self._some(self.onepass.names)}
                 self._warn(others, str(reason))
@@ -137,6 +138,9 @@ class _Plan:
             vectorised(self.model, batch, self.vectorised, self.forward, cotangents, self.totals, self.power)
         if others:
             one_by_one(self.model, batch, others, self.forward, cotangents, self._receive)
+
+    def _visitor(self) -> MomentVisitor:
+        return MomentVisitor(self.onepass, self.totals, self.power)
 
     def _receive(self, name: str, gradient: torch.Tensor) -> None:
         add_power(self.totals[name], gradient[None], self.power)
@@ -213,7 +217,7 @@ class _Plan:
                 return
             self.onepass.layout(2, shapes)
             try:
-                self.onepass.backward(output, probe, 2, self.totals, self.power)
+                self.onepass.backward(output, probe, 2, self._visitor())
             except Unsupported:
                 self.onepass.forget(self.onepass.names)
         self.onepass.forget(self._disagreeing(self.onepass.names, truth))

@@ -72,8 +72,7 @@ class LayerStep:
             if change is not None:
                 n = change.shape[-1] - int(self.basis.bias)
                 move = as_weight(change[..., :n], y) if k == 0 else change[..., n:].reshape(y.shape)
-                start = part.r if self.basis.free else part.anchor
-                z = torch.add(start, move, out=y if part.s is None and y.dtype == move.dtype else None)
+                z = torch.add(part.anchor, move, out=y if part.s is None and y.dtype == move.dtype else None)
             if part.z is not None:
                 part.z.copy_(z)
             if step.reflect:

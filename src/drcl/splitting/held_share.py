@@ -31,12 +31,11 @@ def choose(
     Of `layers`, held in an eigenbasis, it is directions that are held; of those left out there whole rows at once.
     """
     bases = [layer.basis for layer in layers]
-    always = sum(b.left_out for b in bases if b.free)
-    active = sum(w.y.numel() for w in weights) + sum(b.directions + b.left_out for b in bases) - always
+    active = sum(w.y.numel() for w in weights) + sum(b.directions + b.left_out for b in bases)
     if not active or not step.penalty.gamma:  # nothing can move, and nothing can be learned about the strength
         return float(group["chosen_strength"] or 0.0)
     # Weights without a gradient do not move, so the others must make up the whole share of movers.
-    share = 1 - ((1 - group["stable"]) * protected - always) / active
+    share = 1 - (1 - group["stable"]) * protected / active
     ratios = torch.cat([*_ratios(weights, step, active), *_directions(layers, step, active)])
     held = round(share * len(ratios))
     group["chosen_strength"] = float(ratios.kthvalue(min(held, len(ratios))).values) if held > 0 else 0.0
@@ -71,7 +70,7 @@ def _directions(layers: Sequence[LayerStep], step: Step, active: int) -> list[Te
         ratios, basis = p.at.ratios(step.penalty), p.basis
         # Every direction left out has the ratio of the row, column or tail that it is part of.
         groups, positions, rows, columns = ratios.shape
-        m, n = basis.kept if basis.free else basis.size
+        m, n = basis.size
         count = groups * positions * m * n
         picks = count if active <= SAMPLE else _picks(count, active)
         at = torch.arange(count, device=ratios.device) if picks == count else _sample(count, picks, ratios.device)

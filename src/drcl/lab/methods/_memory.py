@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from drcl.lab.methods.base import Batch
+from drcl.lab.methods.base import Batch, Method, Setting
 from drcl.lab.networks import Network
-from drcl.lab.networks.norms import PerTaskBatchNorm
+from drcl.lab.streams import Task
 
 Memory = dict[str, Any]  # x, y, head: one row an example; offered: how many have come by
 
@@ -80,23 +81,10 @@ def trunk_and_heads(model: Network, heads: list[int]) -> dict[str, nn.Parameter]
     return {name: p for part in parts for name, p in part.items()}
 
 
-def logits_by_head(model: Network, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of the batch and their logits, a head at a time. The trunk sees all of them together, as it does in
-    training, unless its norm layers keep statistics for each task."""
-    heads = batch.heads()
-    present = torch.unique(heads).tolist()
-    apart = any(isinstance(layer, PerTaskBatchNorm) for layer in model.modules())
-    together = None if apart else model.features(batch.x, present[0])
-    for head in present:
-        rows = (heads == head).nonzero().squeeze(1)
-        yield rows, model(batch.x[rows], head) if together is None else model.heads(together[rows], head)
-
-
 @contextlib.contextmanager
-def judging(model: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[None]:
-    """Evaluation mode for a look at remembered examples: no dropout, and no norm statistics are written. With `kind`
-    only for modules of that kind."""
-    modes = [(module, module.training) for module in model.modules() if isinstance(module, kind)]
+def judging(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a look at remembered examples: no dropout, and no norm statistics are written."""
+    modes = [(module, module.training) for module in model.modules()]
     for module, _ in modes:
         module.training = False
     try:
@@ -104,3 +92,36 @@ def judging(model: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[Non
     finally:
         for module, training in modes:
             module.training = training
+
+
+@dataclass
+class Remembering(Method):
+    """Base of methods that keep examples: remembered ones teach the trunk and the heads of all tasks so far."""
+
+    def rows(self) -> int:
+        """For how many examples there is room at the beginning."""
+        return 0
+
+    def build(self, model: Network, setting: Setting) -> Network:
+        self.state = {"memory": empty(self.rows(), setting.shape, setting.device), "heads": []}
+        return super().build(model, setting)
+
+    def before_task(self, task: Task) -> None:
+        if task.head not in self.state["heads"]:
+            self.state["heads"] = [*self.state["heads"], task.head]
+
+    def parameters(self, task: Task) -> dict[str, nn.Parameter]:
+        return self.taught()
+
+    def taught(self) -> dict[str, nn.Parameter]:
+        """What examples of all tasks so far can teach, by name."""
+        return trunk_and_heads(self.model, self.state["heads"])
+
+    def remembered(self, count: int, generator: torch.Generator) -> Batch | None:
+        """Examples at random, on the run's device; None while there are none."""
+        found = draw(self.state["memory"], count, generator)
+        return None if found is None else self.to_device(found)
+
+    def to_device(self, batch: Batch) -> Batch:
+        device = self.setting.device
+        return Batch(batch.x.to(device), batch.y.to(device), batch.heads().to(device))

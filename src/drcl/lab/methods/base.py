@@ -1,6 +1,7 @@
 """`Method`: what the learner calls while it walks through the tasks.
 
-A method is a dataclass whose fields are its hyperparameters, in a file of its own, with only the hooks it needs:
+A method is a dataclass whose fields are its hyperparameters, in a file of its own, which says what it needs and what it
+can take (`abilities`) and has only the hooks it needs:
 
     build           once: may rewrite the network's layers (masks, gates, Gaussian weights)
     data            which tasks' training data this task trains on; none at all skips the task
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drcl.lab.common import seeds
+from drcl.lab.methods._checks import Abilities, refuse
 from drcl.lab.networks import Network
 from drcl.lab.networks.norms import settled
 from drcl.lab.streams import Scenario, Stream, Task
@@ -126,6 +128,7 @@ class Method:
 
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""
+    abilities: ClassVar[Abilities] = Abilities()  # what it needs and what it can take
     tunes: ClassVar[Knob | None] = None  # what `drcl tune` chooses; None where there is nothing of the kind
     stages: ClassVar[int] = 1
     keeps_optimizer: ClassVar[bool] = False  # one for the whole run, saved as part of its own state
@@ -142,6 +145,14 @@ class Method:
 
     def build(self, model: Network, setting: Setting) -> Network:
         """Take the network. Raise ``ValueError`` for a network or scenario the method is not made for."""
+        refuse(
+            self.name,
+            self.abilities,
+            model,
+            scenario=setting.scenario,
+            optimizer=setting.optimizer,
+            weight_decay=setting.weight_decay,
+        )
         self.model, self.setting = model, setting
         return model
 
@@ -255,17 +266,8 @@ class Method:
 
 
 def mixed_cross_entropy(model: Network, batch: Batch) -> Tensor:
-    """Mean cross-entropy of examples of several tasks. The trunk sees them together, unless its norm layers keep
-    statistics for each task."""
-    heads = batch.heads()
-    present = [int(h) for h in torch.unique(heads)]
-    together = None if model._per_task else model.features(batch.x, present[0])
+    """Mean cross-entropy of examples of several tasks, each answered by its own head."""
     total = batch.x.new_zeros(())
-    for head in present:
-        rows = (heads == head).nonzero().squeeze(1)
-        if together is None:
-            logits = model(batch.x[rows], head)
-        else:
-            logits = model.heads(together[rows], head)
+    for rows, logits in model.by_head(batch.x, batch.heads()):
         total = total + F.cross_entropy(logits, batch.y[rows], reduction="sum")
     return total / len(batch)

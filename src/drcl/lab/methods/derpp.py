@@ -15,7 +15,6 @@ The defaults are the paper's for a memory of 500 examples on split CIFAR-10; on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,7 +32,7 @@ from drcl.lab.networks import Network
 
 @dataclass
 class DERPlusPlus(ER):
-    """Costs one pass over the batch and both draws together. Statistics for each task are treated as in ER."""
+    """Costs one pass over the batch and both draws together."""
 
     name: ClassVar[str] = "der++"
     about: ClassVar[str] = "dark experience replay: old examples with their labels and with the logits they once had"
@@ -85,27 +84,13 @@ class DERPlusPlus(ER):
         labels, distances, z = self._label_weight[mine], self._logit_weight[mine], self._z[mine]
         current = max(0, min(len(self._offered), mine.stop) - mine.start)
         total = batch.x.new_zeros(())
-        for rows, logits in self._answers(batch):
+        for rows, logits in self.model.by_head(batch.x, batch.heads()):
             each = F.cross_entropy(logits, batch.y[rows], reduction="none")
             total = total + (labels[rows] * each).sum()
             total = total + (distances[rows] * squared_distance(logits, z[rows])).sum()
             if int(rows[0]) < current:
                 self.logits = logits[rows < current].detach()
         return total * (whole / len(batch))
-
-    def _answers(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows of the batch and their logits, a head at a time."""
-        if not self.model._per_task:
-            yield from _memory.logits_by_head(self.model, batch)
-            return
-        current = batch.heads() == self.state["heads"][-1]
-        new, old = current.nonzero().squeeze(1), (~current).nonzero().squeeze(1)
-        if len(new):
-            yield new, self.model(batch.x[new], self.state["heads"][-1])
-        if len(old):
-            with self._final_statistics():
-                found = [(old[rows], logits) for rows, logits in _memory.logits_by_head(self.model, batch.rows(old))]
-            yield from found
 
     def after_step(self) -> None:
         _memory.offer(self.state["memory"], self._offered, self.dice("reservoir"), z=self._stored())

@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from drcl.lab.common.options import option
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods.base import Batch, Knob, Method
-from drcl.lab.networks.norms import PerTaskBatchNorm
+from drcl.lab.networks.norms import final_statistics
 from drcl.lab.streams import Task
 
 
@@ -106,7 +106,7 @@ class LwF(Method):
         """The network's logits, for each old head; `features` are what its trunk makes of `x`."""
         if not self.model._per_task:
             return [self.model.heads(features, head) for head in self.heads]
-        with _memory.judging(self.model, PerTaskBatchNorm):
+        with final_statistics(self.model.trunk):
             return [self.model(x, head) for head in self.heads]
 
     def after_task(self, task: Task) -> None:

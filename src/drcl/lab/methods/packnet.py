@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from drcl.lab.common.options import option
-from drcl.lab.methods import _guards
-from drcl.lab.methods.base import Knob, Method, Setting
+from drcl.lab.methods import _checks
+from drcl.lab.methods.base import Abilities, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
@@ -37,6 +37,7 @@ class PackNet(Method):
 
     name: ClassVar[str] = "packnet"
     about: ClassVar[str] = "packs tasks into one network: prune by magnitude, retrain, freeze (CVPR 2018)"
+    abilities: ClassVar[Abilities] = Abilities(task_ids=True, passes=2, norms="unshared", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("prune", 0.25, 0.95)
     stages: ClassVar[int] = 2
 
@@ -47,15 +48,12 @@ class PackNet(Method):
 
     def check(self) -> None:
         if self.prune is not None:
-            _guards.inside(self.name, "prune", self.prune, 0.0, 1.0, "the paper has 0.5 and 0.75")
+            _checks.inside(self.name, "prune", self.prune, 0.0, 1.0, "the paper has 0.5 and 0.75")
         if not 0 < self.retrain <= 1:
             raise ValueError(f"packnet: retrain={self.retrain} must lie in (0, 1]: the paper has 0.5")
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        _guards.task_ids(self.name, setting)
-        _guards.no_decay(self.name, setting)
-        _guards.no_shared_statistics(self.name, model)
         trunk = model.groups()["trunk"]
         modules = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
         self.masked = {f"{name}.weight": m.weight for name, m in modules if f"{name}.weight" in trunk}

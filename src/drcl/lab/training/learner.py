@@ -21,7 +21,6 @@ from torch import Tensor
 from drcl.lab.common import parallel, seeds
 from drcl.lab.methods.base import Method, Setting, Where
 from drcl.lab.networks import Network
-from drcl.lab.runs.files import CurvePoint, Drift
 from drcl.lab.streams import Stream, Task
 from drcl.lab.training import budget, evaluate
 from drcl.lab.training.budget import Plan
@@ -29,6 +28,7 @@ from drcl.lab.training.cost import Cost
 from drcl.lab.training.events import Event, Kind
 from drcl.lab.training.mixture import Mixture
 from drcl.lab.training.plateau import Plateau
+from drcl.lab.training.rows import CurvePoint, DriftRow
 from drcl.lab.training.schedule import schedule
 from drcl.lab.training.settings import Training
 from drcl.lab.training.step import Running, Step
@@ -51,7 +51,7 @@ class Watcher:
     def row(self, task: int, accuracies: list[float]) -> None:
         """A row of the accuracy matrix, NaN where nothing was measured."""
 
-    def drift(self, rows: list[Drift]) -> None: ...
+    def drift(self, rows: list[DriftRow]) -> None: ...
 
     def save(self, state: Callable[[], dict[str, Any]]) -> None:
         """A moment at which the state is whole; `state()` collects it. Called on every process, kept by one."""
@@ -141,10 +141,10 @@ class Learner:
             return
         data = Mixture(sources, self.plan.batch, seeds.derive(self.seed, "training"))
         method.setting = budget.setting_of(self._setting, self.training, first=self.trained == 0)
+        for each in sources:
+            self.model.begin_task(each)
         if not self._inside:
             self._tell("task")
-            for each in sources:
-                self.model.begin_task(each)
             self._began = self.cost.learning()
             method.before_task(task)
             self._before = self._trunk()
