@@ -475,6 +475,24 @@ def test_a_bias_of_another_group_stands_alone_and_a_free_one_is_left_out():
             assert torch.equal(w, before[name]) == (name.endswith("weight") or not free)
 
 
+@pytest.mark.parametrize("first", [Fisher(labels="exact"), Kronecker(labels="exact")], ids=["weights", "directions"])
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_a_part_that_was_frozen_until_now_joins_its_layer(first, frozen):
+    """What the other part mattered is kept: the sums of both tasks add up."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    getattr(model, frozen).requires_grad_(False)
+    opt = DRCL(model.named_parameters(), lr=0.05, normalise="global")
+    opt.consolidate(model, task(0), importance=first)
+    earlier = opt.importance_mean * sum(float(t.sum()) for t in opt.anchor.importance.values())
+    getattr(model, frozen).requires_grad_(True)
+    alone = Kronecker(labels="exact").estimate(model, task(1), dict(model.named_parameters()))
+    opt.consolidate(model, task(1), importance=Kronecker(labels="exact"))
+    assert opt.anchor.bases["weight"].bias
+    both = opt.importance_mean * opt.anchor.bases["weight"].total
+    assert both == pytest.approx(earlier + sum(float(t.sum()) for t in alone.values()), rel=1e-4)
+
+
 def test_frozen_parts_of_a_layer():
     model = mlp()
     opt = protected(model, task(0), splitting="forward-backward", strength=1e-4)

@@ -3,8 +3,9 @@
 A layer's weight is a matrix W, its bias a last column. With A the second moment of the layer's inputs and G that of
 its output derivatives, U_A and U_G their eigenvectors, the directions are the products of a column of U_G and one of
 U_A, and D = U_G^T (w - a) U_A says how far the weights have gone along each. The basis is orthonormal, so a proximal
-map taken on D is the exact proximal map of the penalty on D. `drcl.directions.kronecker` makes these; the optimizer
-uses them.
+map taken on D is the exact proximal map of the penalty on D. Of all importances that are diagonal in this basis the
+mean squared gradients along it are the closest to the Fisher matrix (EK-FAC: George et al. 2018).
+`drcl.directions.kronecker` makes these; the optimizer uses them.
 
 Matrices here are `[groups, positions, outputs, inputs]`: a grouped convolution has one matrix a group, and one whose
 kernel positions are kept apart (``convolutions="channels"``) has one a position, all with the same basis.

@@ -3,6 +3,10 @@
 For a layer used at P positions of a sample (pixels, tokens) with inputs a_p and output derivatives d_p, the sample's
 gradient is the sum over p of d_p a_p^T. Its second moment is taken to be A times G with A = E[sum of a a^T] and
 G = E[mean of d d^T]: exact for one position and one sample, and for more where positions are uncorrelated.
+
+The factors are those of K-FAC (Martens and Grosse 2015; of convolutions Grosse and Martens 2016), the squares of
+gradients along their eigenvectors the eigenvalues of EK-FAC (George, Laurent, Bouthillier, Ballas, Vincent 2018).
+`drcl.directions.passes` shows the samples to both.
 """
 
 from __future__ import annotations

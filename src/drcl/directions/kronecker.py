@@ -3,6 +3,12 @@
 `DRCL.consolidate(model, data, importance=drcl.Kronecker())` protects directions instead of single weights: those along
 which the earlier tasks' inputs and derivatives lie (`drcl.directions.basis`). Linear layers and convolutions are
 covered, every other parameter gets its diagonal Fisher in the same call, in the same units.
+
+Closest relatives: R-EWC turns a layer into coordinates in which its Fisher information is nearly diagonal and runs EWC
+there (Liu, Masana, Herranz, van de Weijer, Lopez, Bagdanov, "Rotate your networks", 2018). Online structured Laplace
+carries Kronecker factors from task to task as the precision of a posterior, and penalises in the loss (Ritter, Botev,
+Barber 2018). Natural continual learning takes such a precision as the metric of its steps (Kao, Jensen, van de Ven,
+Bernacchia, Hennequin 2021). Here the turned coordinates are where a proximal map is taken, which may be L1.
 """
 
 from __future__ import annotations
@@ -47,9 +53,9 @@ class Kronecker(Fisher):
 
     Args:
         eigenvalues: "exact" measures the importance of each direction as the mean square of per-sample gradients
-            along it (EK-FAC), in a second pass; what earlier tasks left is carried over as the diagonal of their
-            importance in the new directions, which keeps its sum. "product" multiplies the eigenvalues of the
-            summed factors: one pass, coarser.
+            along it (EK-FAC: George et al. 2018), in a second pass; what earlier tasks left is carried over as the
+            diagonal of their importance in the new directions, which keeps its sum. "product" multiplies the
+            eigenvalues of the summed factors: one pass, coarser.
         convolutions: "patches" takes channels and kernel positions together; "channels" rotates channels only and
             keeps a convolution's kernel positions apart (and its bias out of it): for wide convolutions, whose
             patches are long.
@@ -173,10 +179,14 @@ def _earlier_basis(name: str, f: Factors, history: History) -> Eigenbasis | None
 
 def _earlier_weights(name: str, f: Factors, history: History) -> Tensor | None:
     """How much each weight of the layer mattered to earlier tasks, as its matrices are, if any of it stays."""
-    if not history.keep or name not in history.importance:
+    parts = [history.importance.get(name), history.importance.get(bias_of(name)) if f.bias else None]
+    weight, bias = (None if t is None else t.to(f.a.dtype) for t in parts)
+    if not history.keep or (weight is None and bias is None):
         return None
-    whole = as_matrix(history.importance[name].to(f.a.dtype), f.groups, f.positions)
+    # One of the two may have been frozen until now.
+    shape = f.groups, f.positions, f.outputs, f.inputs - int(f.bias)
+    whole = f.a.new_zeros(shape) if weight is None else as_matrix(weight, f.groups, f.positions)
     if f.bias:
-        bias = history.importance[bias_of(name)].to(f.a.dtype).reshape(f.groups, 1, -1)
-        whole = torch.cat([whole, bias[..., None]], -1)
+        last = f.a.new_zeros(shape[:3]) if bias is None else bias.reshape(f.groups, 1, -1)
+        whole = torch.cat([whole, last[..., None]], -1)
     return in_estimators_unit(history, whole)

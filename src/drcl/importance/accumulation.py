@@ -117,7 +117,12 @@ def accumulated(history: History, measured: Measured) -> Accumulated:
 
 
 def add_factors(history: History, a: Tensor, g: Tensor, old: Eigenbasis) -> float:
-    """Add a layer's earlier factors to the new A and G; how many tasks these are the sum of then."""
+    """Add a layer's earlier factors to the new A and G; how many tasks these are the sum of then.
+
+    A sum of Kronecker products is not one itself, so one pair of factors for all tasks is approximate, which online
+    structured Laplace (Ritter et al. 2018) and natural continual learning (Kao et al. 2021) face too. Here A and G are
+    summed each for itself, and measured eigenvalues mend the importance along their directions.
+    """
     a.add_(old.input_factor, alpha=history.keep)
     g.add_(old.output_factor, alpha=history.keep)
     return 1.0 + history.keep * old.count

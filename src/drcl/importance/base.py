@@ -48,7 +48,7 @@ class Importance(ABC):
     """Derive from it to bring an estimator of your own: `estimate` and `describe` are enough."""
 
     needs_data: ClassVar[bool] = True
-    finds_directions: ClassVar[bool] = False  # `measure` gives bases: single weights do not settle what may move
+    finds_directions: ClassVar[bool] = False  # `measure` gives bases, so a prox has to go along directions
 
     @abstractmethod
     def estimate(

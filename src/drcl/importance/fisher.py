@@ -17,11 +17,11 @@ from torch import nn
 from drcl.importance.arguments import no_samples, not_finite, ready
 from drcl.importance.base import Importance
 from drcl.importance.labels import (
-    exact_directions,
-    loss_directions,
-    one_hot_direction,
-    sampled_direction,
-    signed_direction,
+    exact_cotangents,
+    loss_cotangents,
+    one_hot_cotangents,
+    sampled_cotangents,
+    signed_cotangents,
 )
 from drcl.per_sample.draw import draw, tensors
 from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
@@ -87,9 +87,11 @@ class _FromSamples(Importance):
 class Fisher(_FromSamples):
     """Diagonal Fisher information: the mean over samples of squared per-sample gradients, in eval mode.
 
+    The importance of elastic weight consolidation (Kirkpatrick et al. 2017).
+
     labels="sampled"    y is drawn from the model's own softmax: an unbiased estimate of the true Fisher.
     labels="exact"      the expectation over y in place of a draw: no noise, classes - 1 backward passes.
-    labels="signs"      the directions of "exact" added up with random signs: unbiased too, one backward pass, and it
+    labels="signs"      the terms of "exact" added up with random signs: unbiased too, one backward pass, and it
                         does not vanish where the model is sure of itself. Exact with two classes.
     labels="empirical"  y is the label in the data; the form most published code uses.
 
@@ -124,14 +126,14 @@ class Fisher(_FromSamples):
 
     def cotangents(self, output: Any, target: Any, length: int, rng: np.random.Generator) -> Cotangents:
         if self.loss is not None:
-            return loss_directions(self.loss, output, target, length)
+            return loss_cotangents(self.loss, output, target, length)
         if self.labels == "empirical":
-            return one_hot_direction(output, target, length)
+            return one_hot_cotangents(output, target, length)
         if self.labels == "exact":
-            return exact_directions(output, length)
+            return exact_cotangents(output, length)
         if self.labels == "signs":
-            return signed_direction(output, length, rng)
-        return sampled_direction(output, length, rng)
+            return signed_cotangents(output, length, rng)
+        return sampled_cotangents(output, length, rng)
 
     def describe(self) -> dict[str, Any]:
         loss = None if self.loss is None else getattr(self.loss, "__qualname__", type(self.loss).__name__)
@@ -146,7 +148,7 @@ class Fisher(_FromSamples):
 
 @dataclass(frozen=True)
 class MAS(_FromSamples):
-    """Memory aware synapses: the mean over samples of |d ||f(x)||^2 / d theta|. Needs no labels."""
+    """Memory aware synapses (Aljundi et al. 2018): the mean over samples of |d ||f(x)||^2 / d theta|. No labels."""
 
     samples: int = 1000
     seed: int = 0

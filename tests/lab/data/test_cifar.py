@@ -114,14 +114,6 @@ def test_cifar100_fine_and_coarse(root: Path, pixels: Callable) -> None:
     assert data.classes[19] == "group19"
 
 
-def test_cifar100_superclasses_come_from_the_labels(root: Path, pixels: Callable) -> None:
-    from drcl.lab.data.sets.cifar100 import superclass
-
-    fine = np.arange(100)
-    write_cifar100(root / "cifar100", pixels(100, 3, 32, 32), fine // 5, fine)
-    assert superclass(root) == tuple(i // 5 for i in range(100))
-
-
 def test_cifar100_wrong_options_and_names(root: Path, pixels: Callable) -> None:
     write_cifar100(root / "cifar100", pixels(2, 3, 32, 32), np.zeros(2, int), np.zeros(2, int))
     with pytest.raises(DataError, match="labels='rough' is not one of cifar100's: fine, coarse"):

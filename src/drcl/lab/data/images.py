@@ -118,16 +118,13 @@ def stack(
         return _fill(np.empty((count, *shape), np.uint8), rows(), what)
     place = _workplace(root)
     path = place / f"{what.replace('/', '-').replace(' ', '-')}-{key}.npy"
-    with locked(path.with_suffix(".lock")):
-        if not path.exists():
-            partial = path.with_suffix(".partial")
-            try:
-                target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, *shape))
-                _fill(target, rows(), what)
-                target.flush()
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
+
+    def write(partial: Path) -> None:
+        target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, *shape))
+        _fill(target, rows(), what)
+        target.flush()
+
+    _once(path, write)
     # Copy-on-write keeps the file safe and gives torch the writable memory it asks for.
     return np.load(path, mmap_mode="c") if size > limit else np.load(path)
 
@@ -135,17 +132,27 @@ def stack(
 def keep(make: Callable[[], dict[str, np.ndarray]], root: Path, what: str, key: str) -> dict[str, np.ndarray]:
     """Small arrays that are slow to gather, gathered once; ``key`` changes when they must be made again."""
     path = _workplace(root) / f"{what.replace(' ', '-')}-{key}.npz"
-    with locked(path.with_suffix(".lock")):
-        if not path.exists():
-            partial = path.with_suffix(".partial")
-            try:
-                with partial.open("wb") as file:
-                    np.savez(file, **make())  # type: ignore[arg-type]
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:
+            np.savez(file, **make())  # type: ignore[arg-type]
+
+    _once(path, write)
     with np.load(path, allow_pickle=False) as kept:
         return {name: kept[name] for name in kept.files}
+
+
+def _once(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` make the file unless it is there; of several processes one does, and nobody sees half of it."""
+    with locked(path.with_suffix(".lock")):
+        if path.exists():
+            return
+        partial = path.with_suffix(".partial")
+        try:
+            write(partial)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _workplace(root: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich import box
@@ -13,14 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from drcl.lab.cli.run import Data, Options, parsed
+from drcl.lab.cli.arguments import Data, Options, Plugins, load, parsed
+from drcl.lab.cli.board import Board, Line, watch_all
 from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
 from drcl.lab.common.words import percent
-
-if TYPE_CHECKING:
-    from drcl.lab.cli.board import Board
-    from drcl.lab.sweeps.sweep import Job, Tell, Update
-    from drcl.lab.sweeps.tune import Trial, Tuning
+from drcl.lab.sweeps import workers
+from drcl.lab.sweeps.sweep import Job, Tell, Update
+from drcl.lab.sweeps.tune import Trial, Tuning, best_of
 
 
 def tune(
@@ -38,19 +37,17 @@ def tune(
         typer.Option("--key", metavar="METHOD=OPTION", help="What to tune in place of the method's own strength."),
     ] = None,
     option: Options = None,
+    plugin: Plugins = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials at the same time.")] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="Folder; tuning/BENCHMARK if left out.")] = None,
     data: Data = None,
 ) -> None:
     """Choose each method's strength on the first tasks' validation data; no test set is read."""
-    from drcl.lab.cli.board import watch_all
-    from drcl.lab.sweeps import workers
-    from drcl.lab.sweeps.tune import Tuning
-
     named = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not named:
         fail("--methods is empty: name at least one, such as --methods ewc,drcl", USAGE)
     low, high = (None, None) if between is None else _range(between)
+    outside = load(plugin)
     with told(USAGE, ValueError, TypeError):
         chosen = Tuning(
             benchmark,
@@ -64,6 +61,7 @@ def tune(
             options=parsed(option or []),
             keys={name: str(value) for name, value in parsed(key or []).items()},
             data_root=data,
+            plugins=outside,
         )
     here = console()
     backend = workers.here if jobs == 1 else workers.processes(jobs)
@@ -87,8 +85,6 @@ def _range(text: str) -> tuple[float, float]:
 
 def _on(board: Board, todo: Sequence[Job], tuning: Tuning) -> Tell:
     """The trials of one more round on the board."""
-    from drcl.lab.cli.board import Line
-
     first = len(board.lines)
     for job in todo:
         key = tuning.key(job.config.method)
@@ -101,8 +97,6 @@ def _on(board: Board, todo: Sequence[Job], tuning: Tuning) -> Tell:
 
 
 def _close(here: Console, tuning: Tuning, trials: Sequence[Trial]) -> None:
-    from drcl.lab.sweeps.tune import best_of
-
     best = best_of(trials)
     table = Table(box=box.ROUNDED, border_style="dim", header_style="bold", padding=(0, 2))
     table.title = Text(f"{tuning.benchmark}, first {tuning.tasks} tasks", style="bold")

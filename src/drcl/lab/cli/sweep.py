@@ -9,8 +9,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from drcl.lab.cli.run import Data
+from drcl.lab.cli.arguments import Data, Plugins, load
+from drcl.lab.cli.board import Line, watch_all
 from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
+from drcl.lab.report.formats import summary_table
+from drcl.lab.runs.read import find
+from drcl.lab.sweeps import sweep as plan
+from drcl.lab.sweeps import workers
+from drcl.lab.sweeps.cluster import ClusterError, on_ray
+from drcl.lab.sweeps.names import labels
 
 
 def sweep(
@@ -25,16 +32,12 @@ def sweep(
         bool, typer.Option("--shared", help="--out is a folder that every machine of the cluster sees.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be run.")] = False,
+    plugin: Plugins = None,
     data: Data = None,
 ) -> None:
     """Run benchmarks x methods x seeds x grids; finished runs are skipped, a failed one does not stop the rest."""
-    from drcl.lab.cli.board import Line, watch_all
-    from drcl.lab.sweeps import sweep as plan
-    from drcl.lab.sweeps import workers
-    from drcl.lab.sweeps.names import labels
-
     with told(USAGE, ValueError, OSError):
-        todo = plan.jobs(plan.read(file), out, data)
+        todo = plan.jobs(plan.read(file, load(plugin)), out, data)
     here = console()
     named = labels([job.config for job in todo])
     if dry_run:
@@ -44,8 +47,6 @@ def sweep(
         return
     backend = workers.processes(jobs)
     if cluster is not None:
-        from drcl.lab.sweeps.cluster import ClusterError, on_ray
-
         with told(FAILURE, ClusterError):
             backend = on_ray(cluster, shared=shared, at_once=jobs if jobs > 1 else None)
     lines = [Line(label, job.directory) for job, label in zip(todo, named)]
@@ -62,12 +63,7 @@ def sweep(
         fail(f"{len(outcome.failed)} of {len(todo)} runs failed", FAILURE)
 
 
-def _close(here: Console, outcome: object, out: Path) -> None:
-    from drcl.lab.report.formats import summary_table
-    from drcl.lab.runs.read import find
-    from drcl.lab.sweeps.sweep import Outcome
-
-    assert isinstance(outcome, Outcome)
+def _close(here: Console, outcome: plan.Outcome, out: Path) -> None:
     mine = {job.directory.resolve() for job in (*outcome.done, *outcome.there)}
     if mine:
         here.print()

