@@ -191,6 +191,7 @@ def test_the_loss_is_the_mean_cross_entropy_on_the_validation_data():
 
 METHODS = {name: {} for name in methods.names()} | {
     "packnet": {"retrain": 1.0},
+    "ibpcl": {"hot": 1.0, "cold": 1.0},  # no temperature that follows the number of steps
     "drcl-kronecker": {"plasticity_steps": 1},  # a proposal that is not finished is dropped: below
     "drcl of douglas and rachford": {"splitting": "douglas-rachford", "momentum": 0.0},
     "drcl along paths": {"importance": "path"},
