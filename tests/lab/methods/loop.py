@@ -112,7 +112,8 @@ class Walk:
         if held is None:
             method.before_task(task)
         for stage in range(held["at"].stage if held else 0, method.stages):
-            method.at = Where(task.index, stage, batches=batches, steps=epochs * batches)
+            steps = max(1, round(epochs * batches * method.stage_share(stage)))
+            method.at = Where(task.index, stage, batches=batches, steps=steps)
             if held is None:
                 method.before_stage(task, stage)
             optimizer = method.optimizer(task)
@@ -124,8 +125,9 @@ class Walk:
                 drawn = task.train.batches(self.setting.batch, seed=self.seed, epoch=epoch, start=start)
                 for number, (x, y) in enumerate(drawn, start):
                     step = epoch * batches + number
-                    method.at = Where(task.index, stage, step, epoch, number, batches, epochs * batches)
-                    yield optimizer, Batch(x, y, task.head)
+                    if step < steps:
+                        method.at = Where(task.index, stage, step, epoch, number, batches, steps)
+                        yield optimizer, Batch(x, y, task.head)
         self.model.eval()
         method.after_task(task)
         self.model.end_task(task)

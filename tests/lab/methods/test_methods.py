@@ -19,7 +19,7 @@ from drcl.lab.training.settings import Training
 PLAN = Plan(epochs=2, batch=8, lr=0.05, momentum=0.9)
 CHEAP = {"samples": 30}
 # What a method's own rules exclude, and has to be refused with a sentence.
-NEEDS_TASK_IDS = {"hat", "wsn", "trgp", "cuber", "ibpcl", "ban"}
+NEEDS_TASK_IDS = {"hat", "wsn", "packnet", "trgp", "cuber", "ibpcl", "ban"}
 PLAIN_SGD_ONLY = {"gpm", "sgp", "became", "hat", "ncl", "owm", "trgp", "cuber"}
 # Noise on the weights or gates that open slowly: these need more than a handful of steps to leave chance.
 SLOW = {"hat": 25, "ucl": 25, "mesu": 25, "evcl": 25, "ibpcl": 25, "ban": 25}
