@@ -205,3 +205,13 @@ def plain_training(tasks: Stream, kind: str, start: dict[str, torch.Tensor], **h
         for name, p in walk.model.named_parameters():
             p.copy_(start[name])
     return walk.run()
+
+
+def assert_trains_as_sgd_does(method: Method, kind: str, **how: Any) -> None:
+    """A method with everything switched off that makes it one, bit for bit."""
+    walk = Walk(method, toy_stream(), kind, **how)
+    start = weights(walk.model)
+    walk.run()
+    plain, now = plain_training(toy_stream(), kind, start, **how), weights(walk.model)
+    for name, p in plain.model.named_parameters():
+        assert torch.equal(now[name], p), name

@@ -13,7 +13,7 @@ from drcl.lab.networks.alexnet import AlexNet, AlexNetGPM
 from drcl.lab.networks.cnn import SmallCNN, UPGDNet
 from drcl.lab.networks.heads import HeadKind, Heads
 from drcl.lab.networks.mlp import MLP
-from drcl.lab.networks.norms import final_statistics, freeze_statistics, has_task_statistics, select_task
+from drcl.lab.networks.norms import PerTaskBatchNorm, freeze_statistics, has_task_statistics, judging, select_task
 from drcl.lab.networks.resnet import ReducedResNet18, ResNet18
 from drcl.lab.streams import Stream, Task
 
@@ -66,7 +66,7 @@ class Network(nn.Module):
             return [(rows[head], self.heads(together[rows[head]], head)) for head in present]
         # The task at hand goes first, so that what dropout draws for it does not depend on what is replayed.
         found = {head: self(x[rows[head]], head) for head in present if head in self._learning}
-        with final_statistics(self.trunk):
+        with judging(self.trunk, PerTaskBatchNorm):
             found |= {head: self(x[rows[head]], head) for head in present if head not in found}
         return [(rows[head], found[head]) for head in present]
 
