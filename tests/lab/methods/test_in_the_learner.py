@@ -8,8 +8,8 @@ import pytest
 from tests.lab.methods.loop import toy_stream
 
 from drcl.lab import methods, networks
-from drcl.lab.training.learner import Learner, Plan
-from drcl.lab.training.settings import Training
+from drcl.lab.training.learner import Learner
+from drcl.lab.training.settings import Plan, Training
 
 NAMES = ("si", "mas", "er", "agem", "upgd", "spg", "tag", "star")
 SPECS = {

@@ -13,8 +13,9 @@ from drcl.lab import methods, networks, streams
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.methods.base import Method
 from drcl.lab.streams.view import View
-from drcl.lab.training.learner import Learner, Plan, Watcher
-from drcl.lab.training.settings import Training
+from drcl.lab.training.events import Watcher
+from drcl.lab.training.learner import Learner
+from drcl.lab.training.settings import Plan, Training
 
 PLAN = Plan(epochs=2, batch=8, lr=0.05, momentum=0.9)
 CHEAP = {"samples": 30}

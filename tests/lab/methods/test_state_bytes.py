@@ -13,8 +13,8 @@ from tests.lab.methods.loop import toy_stream
 from drcl.lab import methods, networks
 from drcl.lab.methods import Setting, _bases
 from drcl.lab.networks import AlexNet, Heads, Network
-from drcl.lab.training.learner import Learner, Plan
-from drcl.lab.training.settings import Training
+from drcl.lab.training.learner import Learner
+from drcl.lab.training.settings import Plan, Training
 
 TASKS = 2
 

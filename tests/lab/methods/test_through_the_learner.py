@@ -12,8 +12,9 @@ import torch
 from tests.lab.methods.loop import CNN, toy_stream
 
 from drcl.lab import methods, networks
-from drcl.lab.training.learner import Learner, Plan, Watcher
-from drcl.lab.training.settings import Training
+from drcl.lab.training.events import Watcher
+from drcl.lab.training.learner import Learner
+from drcl.lab.training.settings import Plan, Training
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpm": {"threshold": 0.9, "samples": 10},

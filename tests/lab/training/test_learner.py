@@ -17,10 +17,10 @@ from drcl.lab.data.base import DataSet, Split
 from drcl.lab.methods.base import Batch, Method
 from drcl.lab.methods.joint import Joint
 from drcl.lab.methods.sgd import SGD
-from drcl.lab.training.events import Event
-from drcl.lab.training.learner import Learner, Plan, Watcher
+from drcl.lab.training.events import Event, Watcher
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.mixture import Mixture
-from drcl.lab.training.settings import Training
+from drcl.lab.training.settings import Plan, Training
 
 PLAN = Plan(epochs=2, batch=8, lr=0.1, momentum=0.9)
 

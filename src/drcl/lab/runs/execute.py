@@ -33,7 +33,8 @@ from drcl.lab.runs.checkpoint import replace_whole
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.write import Records
 from drcl.lab.training.events import Event, Kind, Logger
-from drcl.lab.training.learner import Learner, Plan
+from drcl.lab.training.learner import Learner
+from drcl.lab.training.settings import Plan
 from drcl.lab.training.surroundings import pick_device
 
 __all__ = ["Event", "Logger", "RunError", "execute"]

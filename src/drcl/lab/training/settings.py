@@ -1,11 +1,30 @@
-"""Settings of a run that belong neither to the benchmark nor to the method: the same for all that are compared."""
+"""Settings of a run that do not belong to the method: how long and how fast each task is trained, which the benchmark
+says, and those that are the same for all that are compared."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from drcl.lab.benchmarks import Benchmark
 from drcl.lab.common.options import option
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how fast each task is trained."""
+
+    epochs: int | None = 1
+    steps: int | None = None  # batches a task, in place of epochs
+    batch: int = 64
+    lr: float = 0.02
+    momentum: float = 0.0
+    schedule: str = "constant"
+
+    @classmethod
+    def of(cls, benchmark: Benchmark) -> Plan:
+        own = ("epochs", "steps", "batch", "lr", "momentum", "schedule")
+        return cls(**{key: getattr(benchmark, key) for key in own})
 
 
 @dataclass(frozen=True)
