@@ -14,12 +14,9 @@ from torch.nn import functional as F
 
 from drcl.lab import networks, streams
 from drcl.lab.common import seeds
-from drcl.lab.methods.base import Batch
-from drcl.lab.methods.joint import Joint
 from drcl.lab.methods.sgd import SGD
 from drcl.lab.training.events import Watcher
 from drcl.lab.training.learner import Learner
-from drcl.lab.training.mixture import Mixture
 from drcl.lab.training.settings import Plan
 
 
@@ -148,38 +145,6 @@ def test_class_incremental_answers_with_classes_met_so_far():
     made.run()
     assert made.matrix[0][0] > 0.9
     assert made.matrix[1][0] < 0.5 < made.matrix[1][1]  # fine-tuning keeps the newest classes only
-
-
-def test_joint_is_no_worse_than_fine_tuning_and_trains_all_heads_at_once():
-    on = stream("class", tasks=3)
-    plan = Plan(epochs=20, batch=8, lr=0.05, momentum=0.9)
-    together, tuned = learner(Joint(), on, plan), learner(SGD(), on, plan)
-    together.run()
-    tuned.run()
-    assert np.mean(together.matrix[-1]) > 0.9 > np.mean(tuned.matrix[-1])
-    assert np.isnan(together.matrix[:-1]).all()
-    assert together.cost.gradient_evaluations == 20 * math.ceil(3 * 48 / 8)
-    heads = learner(Joint(), stream(tasks=3), plan)
-    start = weights(heads.model)
-    heads.run()
-    assert np.mean(heads.matrix[-1]) > 0.9
-    assert not any(torch.equal(start[name], value) for name, value in heads.model.state_dict().items())
-
-
-def test_a_mixed_batch_is_scored_by_each_examples_own_head():
-    on = stream(tasks=3)
-    made = learner(on=on)
-    batch = next(Mixture(list(on), 16, seed=0).epoch(0))
-    singles = [batch.rows(slice(i, i + 1)) for i in range(16)]
-    one_by_one = [F.cross_entropy(made.model(b.x, int(b.heads()[0])), b.y).detach() for b in singles]
-    found = float(made.method.loss(batch).detach())
-    assert found == pytest.approx(float(torch.stack(one_by_one).mean()), rel=1e-5)
-    both = Batch(batch.x, batch.y, 1).with_more(Batch(batch.x, batch.y, 2))
-    assert both.heads().tolist() == [1] * 16 + [2] * 16
-    assert Batch(batch.x, batch.y, 1).with_more(Batch(batch.x, batch.y, 1)).head == 1
-    part = both.rows(slice(15, 18))
-    assert part.heads().tolist() == [1, 2, 2]
-    assert len(part) == 3
 
 
 def test_online_accuracy_is_taken_before_the_update():
