@@ -8,7 +8,8 @@ import pytest
 from tests.lab.methods.loop import toy_stream
 
 from drcl.lab import methods, networks
-from drcl.lab.training.learner import Learner, Plan
+from drcl.lab.training.budget import Plan
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.settings import Training
 
 NAMES = ("si", "mas", "er", "agem", "upgd", "spg", "tag", "star", "lwf", "der++")

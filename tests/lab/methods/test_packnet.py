@@ -10,7 +10,8 @@ from drcl.lab import methods, networks
 from drcl.lab.methods.packnet import PackNet, largest
 from drcl.lab.methods.sgd import SGD
 from drcl.lab.streams import Task
-from drcl.lab.training.learner import Learner, Plan
+from drcl.lab.training.budget import Plan
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.settings import Training
 
 NETWORKS = {**SPECS, "cnn with batch norm": CNN | {"norm": "per-task"}}

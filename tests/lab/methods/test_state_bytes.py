@@ -13,7 +13,8 @@ from tests.lab.methods.loop import toy_stream
 from drcl.lab import methods, networks
 from drcl.lab.methods import Setting, _bases
 from drcl.lab.networks import AlexNet, Heads, Network
-from drcl.lab.training.learner import Learner, Plan
+from drcl.lab.training.budget import Plan
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.settings import Training
 
 TASKS = 2

@@ -12,7 +12,9 @@ import torch
 from tests.lab.methods.loop import CNN, toy_stream
 
 from drcl.lab import methods, networks
-from drcl.lab.training.learner import Learner, Plan, Watcher
+from drcl.lab.training.budget import Plan
+from drcl.lab.training.events import Watcher
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.settings import Training
 
 OPTIONS: dict[str, dict[str, Any]] = {

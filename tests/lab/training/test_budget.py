@@ -15,7 +15,7 @@ from drcl.lab.methods.base import Setting
 from drcl.lab.runs import nested
 from drcl.lab.training import step as steps
 from drcl.lab.training.budget import Plan, setting_of
-from drcl.lab.training.learner import Watcher
+from drcl.lab.training.events import Watcher
 from drcl.lab.training.settings import Training
 
 PLAN = Plan(epochs=2, batch=8, lr=0.05, momentum=0.9)

@@ -22,7 +22,8 @@ from drcl.lab.runs.execute import execute
 from drcl.lab.streams.view import View
 from drcl.lab.training import plateau as plateaus
 from drcl.lab.training.budget import Plan
-from drcl.lab.training.learner import Learner, Watcher
+from drcl.lab.training.events import Watcher
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.plateau import Plateau
 from drcl.lab.training.settings import Training
 

@@ -6,8 +6,6 @@ goes on with the same memory. An example keeps the head that has to answer it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,19 +77,6 @@ def trunk_and_heads(model: Network, heads: list[int]) -> dict[str, nn.Parameter]
     """What remembered examples can teach: the trunk and the heads of all tasks that have come."""
     parts = [model.groups()["trunk"], *(model.head_parameters(head) for head in heads)]
     return {name: p for part in parts for name, p in part.items()}
-
-
-@contextlib.contextmanager
-def judging(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a look at remembered examples: no dropout, and no norm statistics are written."""
-    modes = [(module, module.training) for module in model.modules()]
-    for module, _ in modes:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @dataclass

@@ -28,7 +28,7 @@ from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
 from drcl.importance import Importance, Labels
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.methods import _checks
+from drcl.lab.methods import _checks, _fisher
 from drcl.lab.methods._estimators import FromTheFirst, Reduced
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods._library import takes
@@ -144,7 +144,7 @@ class DouglasRachford(Method):
         progress.mode, progress.steps_in_proposal, progress.gammas = "train", 0, []
 
     def after_task(self, task: Task) -> None:
-        count = len(task.train) if self.samples is None else min(self.samples, len(task.train))
+        count = _fisher.number_of(self.samples, task)
         if self._path is not None:
             self._optimizer.consolidate(self.model, None, importance=self._path)
             return

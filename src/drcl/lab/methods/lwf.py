@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from drcl.lab.common.options import option
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods.base import Batch, Knob, Method
-from drcl.lab.networks.norms import final_statistics
+from drcl.lab.networks.norms import PerTaskBatchNorm, judging
 from drcl.lab.streams import Task
 
 
@@ -96,7 +96,7 @@ class LwF(Method):
     def told(self, x: Tensor) -> list[Tensor]:
         """The teacher's logits, for each old head."""
         model, teacher = self.model, self.state["teacher"]
-        with _memory.judging(model):
+        with judging(model):
             if model._per_task:
                 return [functional_call(model, teacher, (x, head)) for head in self.heads]
             features = functional_call(model.trunk, _part(teacher, "trunk."), (x,))
@@ -106,7 +106,7 @@ class LwF(Method):
         """The network's logits, for each old head; `features` are what its trunk makes of `x`."""
         if not self.model._per_task:
             return [self.model.heads(features, head) for head in self.heads]
-        with final_statistics(self.model.trunk):
+        with judging(self.model.trunk, PerTaskBatchNorm):
             return [self.model(x, head) for head in self.heads]
 
     def after_task(self, task: Task) -> None:

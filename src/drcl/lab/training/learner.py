@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
@@ -25,10 +25,10 @@ from drcl.lab.streams import Stream, Task
 from drcl.lab.training import budget, evaluate
 from drcl.lab.training.budget import Plan
 from drcl.lab.training.cost import Cost
-from drcl.lab.training.events import Event, Kind
+from drcl.lab.training.events import Event, Kind, Watcher
 from drcl.lab.training.mixture import Mixture
 from drcl.lab.training.plateau import Plateau
-from drcl.lab.training.rows import CurvePoint, DriftRow
+from drcl.lab.training.rows import CurvePoint
 from drcl.lab.training.schedule import schedule
 from drcl.lab.training.settings import Training
 from drcl.lab.training.step import Running, Step
@@ -37,24 +37,6 @@ from drcl.lab.training.surroundings import pick_device, surroundings
 
 class Diverged(FloatingPointError):
     """Training left the finite numbers."""
-
-
-class Watcher:
-    """Who is told; all of it may be ignored."""
-
-    def event(self, event: Event) -> None: ...
-
-    def log(self, values: dict[str, float], step: int) -> None: ...
-
-    def curve(self, point: CurvePoint) -> None: ...
-
-    def row(self, task: int, accuracies: list[float]) -> None:
-        """A row of the accuracy matrix, NaN where nothing was measured."""
-
-    def drift(self, rows: list[DriftRow]) -> None: ...
-
-    def save(self, state: Callable[[], dict[str, Any]]) -> None:
-        """A moment at which the state is whole; `state()` collects it. Called on every process, kept by one."""
 
 
 class Learner:
@@ -122,7 +104,7 @@ class Learner:
                 self.untrained = self._test(range(len(self.stream)))
             while self.at.task < len(self.stream):
                 self._task(self.at.task)
-            self._tell("finish", average_accuracy=_mean(self.matrix[-1]))
+            self._tell("finish", average_accuracy=evaluate.mean(self.matrix[-1]))
 
     def _seed(self) -> None:
         """The global generator, which dropout draws from, belongs to the run while it runs."""
@@ -276,26 +258,15 @@ class Learner:
             rows, summary = evaluate.movement(index, self._before, self._trunk(copy=False))
         if summary and self.trained > 0:
             self.drifts.append(summary)
-        row = self.matrix[index] = self._test(self._chosen(index))
+        row = self.matrix[index] = self._test(evaluate.chosen(index, self.stream, self.training))
         if self._after_one_epoch(task, single) and self.at.steps == self.at.batches and self.method.stages == 1:
             self.after_one_epoch[index] = row[index]
         self.watcher.drift(rows)
         self.watcher.row(index, row)
-        average = _mean(row[: index + 1])
+        average = evaluate.mean(row[: index + 1])
         self._tell("evaluation", accuracy=row[index], average_accuracy=average)
         numbers = {f"accuracy/task{j + 1}": value for j, value in enumerate(row) if not math.isnan(value)}
         self.watcher.log(numbers | {"average_accuracy": average}, self.steps)
-
-    def _chosen(self, index: int) -> list[int]:
-        """The test sets to run after a task."""
-        everything = range(len(self.stream))
-        if index == everything[-1]:
-            return list(everything)
-        if self.training.evaluate == "ends" or (self.training.evaluate == "auto" and self.stream.online):
-            return [index]
-        # A growing head does not answer with classes it has not met.
-        unseen = self.training.evaluate_unseen and self.stream.scenario != "class"
-        return list(everything if unseen else everything[: index + 1])
 
     def _test(self, chosen: Iterable[int]) -> list[float]:
         """Accuracy on the chosen tasks' test sets; the model is left in evaluation mode."""
@@ -383,9 +354,3 @@ class Learner:
             setattr(self, key, state[key])
         self.cost.load_state_dict(state["cost"])
         self._loaded = {k: state[k] for k in ("rng", "cuda", "optimizer", "plateau") if state.get(k) is not None}
-
-
-def _mean(values: list[float]) -> float:
-    """Mean of what was measured."""
-    known = [v for v in values if not math.isnan(v)]
-    return sum(known) / len(known) if known else math.nan

@@ -1,4 +1,5 @@
-"""Settings of a run that belong neither to the benchmark nor to the method: the same for all that are compared."""
+"""Settings of a run that do not belong to the method: how long and how fast each task is trained, which the benchmark
+says, and those that are the same for all that are compared."""
 
 from __future__ import annotations
 
