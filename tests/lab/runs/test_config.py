@@ -190,7 +190,7 @@ def test_plugins_are_kept_in_the_file_and_are_no_part_of_what_is_run(tmp_path, u
     assert again.plugins == config.plugins
     assert again.key() == config.key() == RunConfig("digits-split", "mine").key()
     assert "plugins" not in RunConfig("digits-split", "mine").to_toml()
-    for wrong in ('"mine.py"', "[3]"):
+    for wrong in ('"mine.py"', "[3]", "3"):
         by_hand.write_text(f'plugins = {wrong}\nbenchmark = "digits-split"\nmethod = "mine"\n')
         with pytest.raises(OptionError, match=r"by hand.toml: plugins is .*; give a list of modules or files"):
             RunConfig.from_toml(by_hand)
