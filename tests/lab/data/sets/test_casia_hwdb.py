@@ -1,4 +1,4 @@
-"""CASIA-HWDB's .gnt records, written byte by byte."""
+"""CASIA-HWDB: records of .gnt files read back, versions, and damaged files."""
 
 from __future__ import annotations
 

@@ -1,89 +1,15 @@
-"""Digits, Quick, Draw! and rendered Chinese characters."""
+"""Rendered Chinese characters: they follow their strokes, and only the seed decides how."""
 
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from drcl.lab.data import DataError, MissingData, load
-from drcl.lab.data.formats import handwriting
-from drcl.lab.data.formats.quickdraw_names import NAMES
-from drcl.lab.data.sets import hanzi, quickdraw
-
-
-def test_digits_are_scikit_learns(root: Path) -> None:
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    data = load("digits")
-    assert data.train.images.shape[1:] == (1, 8, 8)
-    assert len(data.train) == 1442
-    # Each digit n times gives floor(n / 5) test images: 178, 182, 177, ... in the set's description.
-    assert np.bincount(data.test.labels).tolist() == [35, 36, 35, 36, 36, 36, 36, 35, 34, 36]
-    # Every scan is there exactly once, and its ink can be recovered.
-    both = np.concatenate([data.train.images, data.test.images])[:, 0]
-    back = np.rint(both * (16 / 255)).astype(int).reshape(-1, 64)
-    assert sorted(map(tuple, back.tolist())) == sorted(map(tuple, bunch.data.astype(int).tolist()))
-    assert both.max() == 255
-    first_zeros = np.flatnonzero(bunch.target == 0)
-    np.testing.assert_array_equal(data.test.images[data.test.labels == 0][0, 0] > 0, bunch.images[first_zeros[4]] > 0)
-
-
-def test_quickdraw_names() -> None:
-    assert len(NAMES) == len(set(NAMES)) == 345
-    assert tuple(sorted(NAMES)) == NAMES
-    assert "basketball" in NAMES
-    assert "The Eiffel Tower" in NAMES
-
-
-def test_quickdraw_official_bitmaps(root: Path, pixels: Callable) -> None:
-    folder = root / "quickdraw"
-    folder.mkdir()
-    tables = pixels(345, 10, 784)
-    for name, table in zip(NAMES, tables, strict=True):
-        np.save(folder / f"full_numpy_bitmap_{name}.npy", table)
-    data = load("quickdraw")
-    assert data.train.images.shape == (345 * 8, 1, 28, 28)
-    np.testing.assert_array_equal(data.train.images[8:16].reshape(8, 784), tables[1, :8])
-    np.testing.assert_array_equal(data.test.images[2:4].reshape(2, 784), tables[1, 8:])
-    assert data.test.labels[:5].tolist() == [0, 0, 1, 1, 2]
-    assert len(load("quickdraw", per_class=5).train) == 345 * 4
-    with pytest.raises(DataError, match="per_class=1 must be at least 2"):
-        load("quickdraw", per_class=1)
-    path = folder / f"full_numpy_bitmap_{NAMES[7]}.npy"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"is not a readable .npy file"):
-        load("quickdraw")
-    path.unlink()
-    with pytest.raises(MissingData, match="drcl data fetch quickdraw"):
-        load("quickdraw")
-
-
-def test_quickdraw_package_values_become_the_bytes_they_were(tmp_path: Path) -> None:
-    drawing = np.arange(784) % 256
-    stored = [round(value / 256, 3) for value in drawing.tolist()]
-    (tmp_path / "ant.ndjson.gz").write_bytes(gzip.compress((json.dumps(stored) + "\n").encode() * 2))
-    quickdraw.from_package(tmp_path)
-    np.testing.assert_array_equal(np.load(tmp_path / "ant.npy"), [drawing, drawing])
-    assert [path.name for path in tmp_path.iterdir()] == ["ant.npy"]
-
-
-def test_quickdraw_heads_of_official_files_are_trimmed(tmp_path: Path, pixels: Callable) -> None:
-    table = pixels(50, 784)
-    np.save(tmp_path / "ant.npy", table)
-    head = (tmp_path / "ant.npy").read_bytes()[: 128 + 20 * 784 + 100]
-    (tmp_path / "ant.npy").write_bytes(head)
-    quickdraw.trim(tmp_path)
-    np.testing.assert_array_equal(np.load(tmp_path / "ant.npy"), table[:20])
-    (tmp_path / "ant.npy").write_bytes(b"<html>not found</html>")
-    with pytest.raises(DataError, match=r"ant.npy is not a .npy file"):
-        quickdraw.trim(tmp_path)
-
+from drcl.lab.data import DataError, load
+from drcl.lab.data.sets import hanzi
 
 # A cross and a bar: the first stroke runs left to right at mid height, the second from top to bottom.
 MEDIANS = {
@@ -141,15 +67,6 @@ def test_hanzi_same_seed_same_pictures_other_seed_others(strokes: Path, root: Pa
     # More writers leave the earlier ones as they are.
     more = load("hanzi", classes=2, writers=5, test_writers=1)
     np.testing.assert_array_equal(more.train.images[:2], first.train.images[:2])
-
-
-def test_centre_lines_are_evenly_spaced_and_upright() -> None:
-    lines = handwriting.centre_lines([[[0, 900], [1024, 900]], [[512, 900], [512, 388], [512, -124]]])
-    assert lines.shape == (2, handwriting.POINTS, 2)
-    np.testing.assert_allclose(lines[0, [0, -1]], [[-0.5, -0.5], [0.5, -0.5]], atol=1e-12)
-    np.testing.assert_allclose(lines[1, [0, -1]], [[0, -0.5], [0, 0.5]], atol=1e-12)  # y points down
-    gaps = np.linalg.norm(np.diff(lines, axis=1), axis=2)
-    np.testing.assert_allclose(gaps, 1 / (handwriting.POINTS - 1), rtol=1e-3)
 
 
 def test_hanzi_package_is_gathered_into_one_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from binary rows; the pickled archives are refused."""
+"""CIFAR-10 from its binary batches: order, colours, archives, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,21 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.lab.data.miniatures import write_cifar10
 
 from drcl.lab.data import DataError, MissingData, load
-
-
-def rows(labels: np.ndarray, images: np.ndarray) -> bytes:
-    """Label bytes, then 1,024 red values, then green, then blue."""
-    return b"".join(bytes(np.atleast_1d(y).tolist()) + x.tobytes() for y, x in zip(labels, images, strict=True))
-
-
-def write_cifar10(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    folder.mkdir(parents=True)
-    for i in range(5):
-        part = slice(2 * i, 2 * i + 2)
-        (folder / f"data_batch_{i + 1}.bin").write_bytes(rows(labels[part], images[part]))
-    (folder / "test_batch.bin").write_bytes(rows(labels[10:], images[10:]))
 
 
 def test_cifar10_in_official_order(root: Path, pixels: Callable) -> None:
@@ -80,49 +68,6 @@ def test_a_pickle_under_a_binary_name_is_not_opened(root: Path, pixels: Callable
     with pytest.raises(DataError, match="opening a pickle can run code"):
         load("cifar10")
     assert not (tmp_path / "exploded").exists()
-
-
-def test_truncated_and_mislabelled_batches(root: Path, pixels: Callable) -> None:
-    images = pixels(12, 3, 32, 32)
-    write_cifar10(root / "cifar10", images, np.full(12, 10))
-    with pytest.raises(DataError, match="has label 10, this set's labels are 0 to 9"):
-        load("cifar10")
-    path = root / "cifar10" / "data_batch_1.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="6,145 bytes, which is not a whole number of 3,073-byte rows"):
-        load("cifar10")
-
-
-def write_cifar100(folder: Path, images: np.ndarray, coarse: np.ndarray, fine: np.ndarray) -> None:
-    folder.mkdir(parents=True)
-    both = np.stack([coarse, fine], 1)
-    (folder / "train.bin").write_bytes(rows(both, images))
-    (folder / "test.bin").write_bytes(rows(both[::-1], images[::-1]))
-
-
-def test_cifar100_fine_and_coarse(root: Path, pixels: Callable) -> None:
-    images, coarse, fine = pixels(4, 3, 32, 32), np.array([4, 1, 19, 4]), np.array([0, 1, 99, 51])
-    write_cifar100(root / "cifar-100-binary", images, coarse, fine)
-    (root / "cifar-100-binary" / "coarse_label_names.txt").write_text("\n".join(f"group{i}" for i in range(20)))
-    data = load("cifar100")
-    np.testing.assert_array_equal(data.train.images, images)
-    np.testing.assert_array_equal(data.train.labels, fine)
-    np.testing.assert_array_equal(data.test.labels, fine[::-1])
-    assert len(data.classes) == 100
-    data = load("cifar100", labels="coarse")
-    np.testing.assert_array_equal(data.train.labels, coarse)
-    assert data.classes[19] == "group19"
-
-
-def test_cifar100_wrong_options_and_names(root: Path, pixels: Callable) -> None:
-    write_cifar100(root / "cifar100", pixels(2, 3, 32, 32), np.zeros(2, int), np.zeros(2, int))
-    with pytest.raises(DataError, match="labels='rough' is not one of cifar100's: fine, coarse"):
-        load("cifar100", labels="rough")
-    with pytest.raises(DataError, match="cifar100 has no option 'split'; it has labels"):
-        load("cifar100", split="test")
-    (root / "cifar100" / "fine_label_names.txt").write_text("apple\npear\n")
-    with pytest.raises(DataError, match="has 2 names, cifar100 has 100 fine classes"):
-        load("cifar100")
 
 
 def test_a_damaged_archive_is_a_sentence(root: Path) -> None:
