@@ -16,6 +16,7 @@ from drcl.lab.common.registry import Registry
 from drcl.lab.data import sets
 from drcl.lab.data.base import DataSet
 from drcl.lab.data.errors import DataError
+from drcl.lab.data.guard import short
 from drcl.lab.data.sources import Source
 
 Reader = Callable[..., DataSet]
@@ -92,4 +93,4 @@ def entry(name: str) -> Entry:
         return known[name]
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise DataError(f"there is no data set {name!r}{hint} Known: {', '.join(known)}.")
+    raise DataError(f"there is no data set {short(name)!r}{hint} Known: {', '.join(known)}.")

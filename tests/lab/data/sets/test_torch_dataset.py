@@ -78,5 +78,5 @@ def test_torch_faults(root: Path) -> None:
         load("torch", train=Pairs([(torch.zeros(5, 4, 4), 0)]), test=good)
     with pytest.raises(DataError, match="different shapes"):
         load("torch", train=Pairs([(torch.zeros(1, 5, 5), 0)]), test=good)
-    with pytest.raises(DataError, match="classes has 1 names but labels go up to 1"):
+    with pytest.raises(DataError, match="torch names 1 classes but its labels go up to 1"):
         load("torch", train=Pairs([(torch.zeros(1, 4, 4), 1)]), test=good, classes=["a"])

@@ -72,7 +72,8 @@ def cifar100(root: Path, labels: str = "fine") -> DataSet:
     for file in ("train.bin", "test.bin"):
         path = need(folders, "cifar100", file)
         images, both = read_batches([path], label_bytes=2)
-        splits.append(Split(images, check_labels(both[:, column], SIZES[labels], path)))
+        levels = [check_labels(both[:, i], count, path) for i, count in enumerate(SIZES.values())]
+        splits.append(Split(images, levels[column]))
     return DataSet("cifar100", splits[0], splits[1], _names(folders, labels))
 
 
