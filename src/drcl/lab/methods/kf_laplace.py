@@ -35,7 +35,8 @@ class KroneckerLaplace(Method):
     2018 (arXiv 1805.07810). Factors are means over examples, so lam takes in the number of examples, as in EWC here.
 
     The penalty is part of the loss and bounds the learning rate: gradient descent diverges along the steepest direction
-    once lr * lam * (its curvature) > 2, or 2 (1 + momentum) with momentum. Heads of single tasks are free.
+    once lr * lam * (its curvature) > 2, or 2 (1 + momentum) with momentum. Heads of single tasks are free. The default
+    lam was chosen on validation data of both digits benchmarks, some way below that limit.
     """
 
     name: ClassVar[str] = "kf-laplace"

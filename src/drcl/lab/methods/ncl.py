@@ -39,7 +39,8 @@ class NaturalContinualLearning(Method):
     F is (A (x) G) / t of each linear or convolutional layer, with the second moments A of its inputs and G of its
     output derivatives summed over the t tasks so far; elsewhere a diagonal. F / prior + 1 is inverted exactly in the
     eigenvectors of A and G, where the paper adds the prior to each factor. The first task trains freely. A momentum
-    buffer adds up such steps; weight decay and Adam would bend them, and are refused.
+    buffer adds up such steps; weight decay and Adam would bend them, and are refused. The paper's prior is one over the
+    number of a task's examples; the default was chosen on validation data of both digits benchmarks.
     """
 
     name: ClassVar[str] = "ncl"
