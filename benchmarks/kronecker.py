@@ -108,7 +108,7 @@ def consolidation() -> None:
         spent = time.perf_counter() - start
         weights = sum(p.numel() for p in model.parameters())
         kept = sum(t.numel() for s in opt.state.values() for t in s.values() if torch.is_tensor(t))
-        kept += sum(layer.basis.floats for layer in opt._layers.values())
+        kept += sum(layer.basis.floats for layer in opt.progress.layers.values())
         share = spent / (10 * epoch)
         print(f"  {name:26} {spent:6.1f} s, {share:6.1%} of the task; {kept / weights:.1f} floats a weight", flush=True)
 

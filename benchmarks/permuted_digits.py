@@ -84,7 +84,7 @@ def methods() -> dict[str, Method]:
     best = {**flat, "prox": "l2", "strength": 3.0, "plasticity_steps": 10}
     for steps in (1, 25):
         found[f"Kronecker L2 3, every {steps}"] = Method({**best, "plasticity_steps": steps}, kronecker())
-    for what in ({"eigenvalues": "product"}, {"labels": "sampled"}, {"rotate": "inputs"}, {"energy": 0.99}):
+    for what in ({"eigenvalues": "product"}, {"labels": "sampled"}, {"rank": 32}):
         found[f"Kronecker L2 3, every 10, {what}"] = Method(best, kronecker(**what))
     found["Kronecker L2 3, every 10, reflected"] = Method({**best, "splitting": "douglas-rachford"}, kronecker())
     return found

@@ -71,10 +71,14 @@ def whole_state(model, opt):
     return copy.deepcopy(kept)
 
 
+def _equal(a, b):
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 def same(a, b):
     """Equal bit for bit, through dicts, lists and tuples; NaN equals NaN."""
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and _equal(a, b)
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):

@@ -64,30 +64,6 @@ def own_or_around(model, wrapped, **options):
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [
-        # raw: weight (1, 3) and bias (5), then weight (6, 2) and bias (0.1); in units of their means: (0.5, 1.5) and
-        # (1), then (1.5, 0.5) and (1)
-        ("sum", (2.0, 2.0, 2.0)),
-        ("latest", (1.5, 0.5, 1.0)),
-        (0.5, (1.75, 1.25, 1.5)),
-    ],
-)
-def test_tensors_of_mean_one_by_hand(memory, expected, wrapped):
-    model = two_weights()
-    opt = own_or_around(model, wrapped, memory=memory, normalise="tensor")
-    opt.consolidate(model, importance=Told(weight=[[1, 3]], bias=[5]))
-    assert [*opt.anchor.importance["weight"][0].tolist(), *opt.anchor.importance["bias"].tolist()] == [0.5, 1.5, 1.0]
-    assert opt.importance_mean == 1.0
-    opt.consolidate(model, importance=Told(weight=[[6, 2]], bias=[0.1]))
-    held, mean = opt.anchor.importance, sum(expected) / 3
-    assert opt.importance_mean == pytest.approx(mean)
-    assert [*held["weight"][0].tolist(), held["bias"].item()] == pytest.approx([v / mean for v in expected])
-    assert opt.anchor.provenance["normalise"] == "tensor"
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize(
-    ("memory", "expected"),
-    [
         # raw: weight (1, 3) and bias (5), then weight (60, 20) and bias (10): (1/3, 1, 5/3) and (2, 2/3, 1/3)
         ("sum", (7 / 3, 5 / 3, 2.0)),
         ("latest", (2.0, 2 / 3, 1 / 3)),
@@ -104,6 +80,7 @@ def test_every_task_in_its_own_unit_by_hand(memory, expected, wrapped, normalise
     held = opt.anchor.importance
     assert [*held["weight"][0].tolist(), held["bias"].item()] == pytest.approx([unit * e for e in expected])
     assert opt.importance_mean == 1.0
+    assert opt.anchor.provenance["normalise"] == normalise
     again = DRCL(model.named_parameters(), lr=0.1, memory=memory, normalise=normalise)
     again.protect(model, opt.anchor)
     for each in (opt, again):
@@ -143,24 +120,14 @@ def test_a_task_of_no_importance_adds_nothing():
 
 def test_an_anchor_in_another_unit_is_refused():
     model, opt = after_one_task()
-    other = DRCL(model.named_parameters(), lr=0.1, normalise="tensor")
+    other = DRCL(model.named_parameters(), lr=0.1, normalise="share")
     with pytest.raises(ValueError, match="the anchor was made with normalise='task'; make this optimizer with the"):
         other.protect(model, opt.anchor)
     assert other.tasks == 0
 
 
-def test_a_tensor_of_no_importance_stays_at_zero():
-    model = two_weights()
-    opt = DRCL(model.named_parameters(), lr=0.1, normalise="tensor")
-    for _ in range(2):
-        opt.consolidate(model, importance=Told(weight=[[1, 3]], bias=[0]))
-        assert opt.anchor.importance["bias"].item() == 0
-        # the weights have sum 2 a task, the mean over all three is 2/3 of a task
-        assert opt.anchor.importance["weight"][0].tolist() == pytest.approx([0.75, 2.25])
-
-
 @pytest.mark.parametrize("bad", [[[-3, 1]], [[-1, 3]], [[float("nan"), 1]], [[float("inf"), 1]]], ids=str)
-@pytest.mark.parametrize("normalise", ["global", "task", "share", "tensor"])
+@pytest.mark.parametrize("normalise", ["global", "task", "share"])
 def test_bad_importance_is_refused_in_any_unit(normalise, bad):
     model = two_weights()
     opt = DRCL(model.named_parameters(), lr=0.1, normalise=normalise)

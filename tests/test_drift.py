@@ -9,6 +9,7 @@ from torch import nn
 
 import drcl
 from drcl import Anchor, drift
+from drcl.drift import between
 
 
 @pytest.fixture
@@ -107,3 +108,53 @@ def test_half_precision_is_compared_exactly(dtype):
         model.weight[0, 0] = torch.nextafter(model.weight[0, 0].float(), torch.tensor(9.0)).to(dtype) + 1
     assert drift(model, anchor).total.unmoved == 8 / 9
     assert drcl.drift is drift
+
+
+# ---- between two moments
+
+BEFORE = {"a.w": torch.tensor([[1.0, -2.0], [0.0, 0.0]]), "b.w": torch.tensor([4.0])}
+AFTER = {"a.w": torch.tensor([[1.0, -2.05], [0.0, 0.001]]), "b.w": torch.tensor([4.002])}
+
+
+def test_shares_that_stayed_by_hand():
+    """Exactly equal: 1.0 and the first 0. Within 5 %: also -2 -> -2.05 (0.05 < 0.1) and 4 -> 4.002; 0 -> 0.001 has
+    moved. Within 0.1 %: -2 moved by 0.05, 4 by 0.002 < 0.004."""
+    found = between(BEFORE, AFTER)
+    assert found.total.unmoved == 2 / 5
+    assert found.effective_stability == 4 / 5
+    assert found.strict_stability == 3 / 5
+    assert [(row.layer, row.weights) for row in found] == [("a", 4), ("b", 1)]
+
+
+def test_the_length_of_the_way():
+    # differences 3, 4 in one tensor and 12 in the other: sqrt(9 + 16 + 144) = 13
+    before = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([[0.0]])}
+    after = {"a": torch.tensor([4.0, 5.0]), "b": torch.tensor([[-12.0]])}
+    assert between(before, after).stiffness == 13.0
+
+
+def test_it_agrees_with_the_drift_from_an_anchor(moved):
+    model, anchor = moved
+    found = between(anchor.weights, {n: p.detach() for n, p in model.named_parameters()})
+    assert str(found) == str(drift(model, anchor))
+
+
+def test_a_weight_gone_nan_has_moved():
+    found = between({"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([1.0, math.nan])})
+    assert found.total.unmoved == found.effective_stability == found.strict_stability == 0.5
+
+
+def test_weights_that_need_gradients_and_half_precision():
+    before = {"w": torch.tensor([1.0, 2.0, 3.0, 0.5], dtype=torch.bfloat16, requires_grad=True)}
+    after = {"w": torch.tensor([1.0, 2.0, 3.5, 0.5], dtype=torch.bfloat16)}
+    assert between(before, after).total.unmoved == 0.75
+
+
+def test_weights_that_do_not_belong_together_are_refused():
+    one, two = torch.zeros(1), torch.zeros(2)
+    with pytest.raises(ValueError, match="'b' is in only one"):
+        between({"a": one}, {"a": one, "b": one})
+    with pytest.raises(ValueError, match=r"'a' has shape \(1,\) before and \(2,\) after"):
+        between({"a": one}, {"a": two})
+    with pytest.raises(ValueError, match="nothing to compare"):
+        between({}, {})

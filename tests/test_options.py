@@ -2,13 +2,14 @@
 
 import copy
 import inspect
+from typing import get_args
 
 import pytest
 import torch
 from tests.tasks import closure_on, fit, mlp, same, task, weights
 
 from drcl import DRCL, Fisher, Kronecker
-from drcl.options import PRESETS
+from drcl.options import HELP, KINDS, PRESETS
 from drcl.prox import L1, L2, ElasticNet
 
 # Written out once more, from the paper.
@@ -51,7 +52,7 @@ def test_every_setting_is_an_option_and_lr_may_be_given():
     [
         *(("momentum", 0.9), ("strength", 3.0), ("stable", 0.8), ("prox", "l2"), ("prox", L2()), ("damping", 0.1)),
         *(("splitting", "forward-backward"), ("iterations", 2), ("plasticity_steps", 4), ("memory", 0.5)),
-        *(("normalise", "tensor"), ("memory", "sum"), ("iterations", 1)),  # a default is a value too where it is given
+        *(("normalise", "share"), ("memory", "sum"), ("iterations", 1)),  # a default is a value too where it is given
     ],
 )
 def test_another_value_is_refused_by_name(name, value):
@@ -111,7 +112,7 @@ def test_directions_stand_for_these_settings_and_for_kronecker(name):
         # defaults of DRCL too, where they are given
         *(("strength", 2.0, 2.0), ("strength", 0.1, 0.1), ("plasticity_steps", 4, 4), ("plasticity_steps", 1, 1)),
         *(("prox", "elastic", ElasticNet()), ("prox", "l1", L1()), ("damping", 0.1, 0.1), ("memory", 0.5, 0.5)),
-        *(("splitting", "douglas-rachford", "douglas-rachford"), ("normalise", "tensor", "tensor")),
+        *(("splitting", "douglas-rachford", "douglas-rachford"), ("normalise", "global", "global")),
     ],
 )
 def test_what_is_given_beside_directions_wins(maker, name, value, found):
@@ -155,3 +156,27 @@ def test_directions_survive_being_copied_and_resumed(make):
         assert len(o.anchor.bases) == 2
         assert same(weights(model), weights(m))
         assert same(opt.state_dict(), o.state_dict())
+
+
+# ---- what command lines are made from
+
+
+def test_every_option_that_is_described_exists_and_has_a_default_of_its_kind():
+    own, more = inspect.signature(DRCL).parameters, inspect.signature(Kronecker).parameters
+    assert KINDS.keys() <= own.keys()
+    assert HELP.keys() <= own.keys() | more.keys()
+    assert KINDS.keys() <= HELP.keys()
+    for name, kind in KINDS.items():
+        default = own[name].default
+        choices = [choice for part in (kind, *get_args(kind)) for choice in (get_args(part) or [part])]
+        assert default in choices or type(default) in choices, name
+
+
+@pytest.mark.parametrize("name", ["prox", "splitting", "normalise", "memory", "backend"])
+def test_every_choice_that_is_named_is_taken_and_no_other(name):
+    p = list(mlp().named_parameters())
+    kind = KINDS[name]
+    for choice in get_args(get_args(kind)[0] if name == "memory" else kind):
+        DRCL(p, **{name: choice})
+    with pytest.raises(ValueError, match=f"{name}='none of them'"):
+        DRCL(p, **{name: "none of them"})

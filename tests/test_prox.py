@@ -13,7 +13,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import nn
 
 import drcl
-from drcl.prox import L1, L2, Box, ElasticNet, GroupL1, per_step_threshold, resolve
+from drcl.prox import L1, L2, Box, ElasticNet, GroupL1, Penalty, per_step_threshold, resolve
 
 ALL = [L1(), L2(), ElasticNet(0.0), ElasticNet(0.3), ElasticNet(1.0), GroupL1(), GroupL1(dim=1), Box()]
 SELECTING = [L1(), ElasticNet(0.3), ElasticNet(1.0), GroupL1(), GroupL1(dim=1)]
@@ -36,17 +36,9 @@ def groups_of(prox, values):
 
 
 def penalty(prox, d, t):
-    """The definition in the docstring, at w - anchor = d."""
-    if isinstance(prox, L1):
-        return np.sum(t * np.abs(d))
-    if isinstance(prox, L2):
-        return np.sum(t * d**2) / 2
-    if isinstance(prox, ElasticNet):
-        return np.sum(t * (prox.mix * np.abs(d) + (1 - prox.mix) / 2 * d**2))
-    if isinstance(prox, GroupL1):
-        pairs = zip(groups_of(prox, d), groups_of(prox, t))
-        return sum(np.linalg.norm(tg) * np.linalg.norm(dg) for dg, tg in pairs)
-    raise AssertionError(prox)
+    """What the prox says its penalty is, at w - anchor = d."""
+    w, weight = (torch.from_numpy(np.asarray(v, dtype=np.float64)) for v in (d, t))
+    return float(prox.penalty(w, torch.zeros_like(w), weight))
 
 
 def by_pyproximal(prox, r, a, t):
@@ -217,6 +209,27 @@ def test_thresholds_the_optimizer_asks_for():
     assert Box.threshold(0.5, 4.0, importance).tolist() == [math.inf, 0.5, 0.125]
     assert Box.threshold(0.5, math.inf, importance).tolist() == [0.0] * 3
     assert Box.threshold(0.5, 0.0, importance).tolist() == [math.inf] * 3
+
+
+def test_penalties_by_hand():
+    """w - anchor = [[3, 4], [0, -1]] with weights [[1, 2], [inf, 5]]; an infinite weight on no drift costs nothing."""
+    w = torch.tensor([[4.0, 5.0], [1.0, 0.0]])
+    anchor, weight = torch.ones(2, 2), torch.tensor([[1.0, 2.0], [math.inf, 5.0]])
+    assert float(L1().penalty(w, anchor, weight)) == 3 + 8 + 0 + 5
+    assert float(L2().penalty(w, anchor, weight)) == 4.5 + 16 + 0 + 2.5
+    assert float(ElasticNet(0.25).penalty(w, anchor, weight)) == 0.25 * 16 + 0.75 * 23
+    # rows: |(1, 2)| |(3, 4)| + |(3, 5)| |(0, -1)|
+    rows = GroupL1().penalty(w, anchor, torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
+    assert float(rows) == pytest.approx(math.sqrt(5) * 5 + math.sqrt(34))
+    assert float(Box().penalty(w, anchor, torch.tensor(4.0))) == 0
+    assert float(Box().penalty(w, anchor, torch.tensor(3.9))) == math.inf
+
+
+def test_the_optimizers_penalty_leaves_gamma_out():
+    w, anchor, importance = torch.tensor([2.0, -1.0]), torch.zeros(2), torch.tensor([1.0, 3.0])
+    # 0.5 * (1.5 * 2 + 3.5 * 1), with the importance damped by 0.5
+    assert Penalty(L1(), 0.01, 0.5, 0.5).value(w, anchor, importance) == pytest.approx(3.25)
+    assert math.isnan(Penalty(lambda r, a, t: a, 0.1, 1.0).value(w, anchor, importance))
 
 
 def test_names():

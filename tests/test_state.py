@@ -3,13 +3,14 @@
 import copy
 import io
 import json
+import math
 import re
 
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from tests.tasks import closure_on, mlp, same, task, weights
+from tests.tasks import after_one_task, closure_on, fit, mlp, same, task, weights
 
 import drcl
 from drcl import DRCL, Fisher
@@ -66,10 +67,10 @@ KINDS = {
     "proposal, open at the end": lambda p: DRCL(p, lr=0.1, momentum=0.9, strength=0.05, plasticity_steps=7),
     "directions": lambda p: DRCL(p, lr=0.1, momentum=0.9, preset="directions"),
     "stable": lambda p: DRCL(p, lr=0.1, stable=0.7, splitting="douglas-rachford"),
-    "tensor": lambda p: DRCL(p, lr=0.1, strength=0.05, splitting="douglas-rachford", normalise="tensor"),
+    "share": lambda p: DRCL(p, lr=0.1, strength=1e-6, splitting="douglas-rachford", normalise="share"),
     "global": lambda p: DRCL(p, lr=0.1, strength=0.05, splitting="douglas-rachford", normalise="global"),
-    "around, tensor": lambda p: DRCL.around(
-        torch.optim.Adam(p, lr=0.01), strength=0.05, splitting="douglas-rachford", normalise="tensor"
+    "around, share": lambda p: DRCL.around(
+        torch.optim.Adam(p, lr=0.01), strength=1e-6, splitting="douglas-rachford", normalise="share"
     ),
     "around": lambda p: DRCL.around(torch.optim.AdamW(p, lr=0.01), strength=0.05, splitting="douglas-rachford"),
     "around, proposal": lambda p: DRCL.around(
@@ -188,7 +189,7 @@ def test_states_that_do_not_belong_here_are_refused_whole():
     refuses(half_way("around")[1], state, r"DRCL\.around")
     refuses(opt, half_way("around")[1].state_dict(), r"DRCL\.around")
     refuses(half_way("forward-backward")[1], state, "saved with splitting='douglas-rachford'")
-    refuses(half_way("tensor")[1], state, "saved with normalise='task'; make this optimizer with the same")
+    refuses(half_way("share")[1], state, "saved with normalise='task'; make this optimizer with the same")
     wider = mlp(sizes=(6, 17, 3))
     fresh = DRCL(wider.named_parameters(), lr=0.1, splitting="douglas-rachford")
     refuses(fresh, state, re.escape("'0.weight' has shape (17, 6)") + ".*" + re.escape("(16, 6)"))
@@ -202,13 +203,97 @@ def test_states_that_do_not_belong_here_are_refused_whole():
     refuses(more, state, r"\[4\] parameters, this optimizer's \[1, 1, 1, 1\]")
 
 
-def test_a_state_that_does_not_name_its_normalisation_is_taken_as_global():
+@pytest.mark.parametrize("key", ["normalise", "splitting", "mode", "tasks", "names", "gammas"])
+def test_a_state_that_lacks_a_part_is_refused(key):
     model, opt = half_way("global")
     state = opt.state_dict()
-    del state["drcl"]["normalise"]
+    del state["drcl"][key]
     again = KINDS["global"](model.named_parameters())
-    again.load_state_dict(state)
-    assert same(opt.state_dict(), again.state_dict())
+    before = again.state_dict()
+    with pytest.raises(ValueError, match=f"lacks {key}"):
+        again.load_state_dict(state)
+    assert same(before, again.state_dict())
+
+
+def _set(path, value):
+    def damage(state):
+        *way, last = path
+        for key in way:
+            state = state[key]
+        if value is DELETE:
+            del state[last]
+        elif callable(value):
+            state[last] = value(state[last])
+        else:
+            state[last] = value
+
+    return damage
+
+
+DELETE = object()
+FIRST = ("state", 0)
+DAMAGE = {
+    "no state": (_set(("state",), DELETE), "lacks state"),
+    "no groups": (_set(("param_groups",), DELETE), "lacks param_groups"),
+    "groups of nothing": (_set(("param_groups",), [None]), "do not read"),
+    "no anchor": (_set((*FIRST, "anchor"), DELETE), "'0.weight': the saved state lacks anchor"),
+    "no importance": (_set((*FIRST, "importance"), DELETE), "lacks importance"),
+    "no z": (_set((*FIRST, "z"), DELETE), "lacks z"),
+    "NaN anchor": (_set((*FIRST, "anchor"), lambda t: t * math.nan), "'anchor' holds NaN"),
+    "NaN importance": (_set((*FIRST, "importance"), lambda t: t * math.nan), "'importance' holds NaN"),
+    "NaN momentum": (_set((*FIRST, "momentum_buffer"), lambda t: t / 0), "'momentum_buffer' holds NaN"),
+    "negative importance": (_set((*FIRST, "importance"), lambda t: -1 - t), "'importance' is negative"),
+    "no tensor": (_set((*FIRST, "anchor"), 3), "'anchor' is int, not a tensor"),
+    "no entry": (_set(FIRST, 7), "does not read"),
+    "mean NaN": (_set(("drcl", "importance_mean"), math.nan), "importance_mean=nan"),
+    "mean -1": (_set(("drcl", "importance_mean"), -1.0), "importance_mean=-1.0"),
+    "half a task": (_set(("drcl", "tasks"), 0.5), "tasks=0.5"),
+    "another mode": (_set(("drcl", "mode"), "fly"), "mode='fly'"),
+    "names": (_set(("drcl", "names"), ["a"]), "names="),
+    "gammas": (_set(("drcl", "gammas"), [math.inf]), "gammas="),
+    "made": (_set(("drcl", "made"), 3), "made=3"),
+    "lr NaN": (_set(("param_groups", 0, "lr"), math.nan), "group 0 of the state dict: lr=nan"),
+    "strength": (_set(("param_groups", 0, "strength"), -1.0), "group 0 of the state dict: strength=-1.0"),
+    "no lr": (_set(("param_groups", 0, "lr"), DELETE), "group 0 of the state dict: 'lr'"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_state_changes_nothing(damage):
+    _, opt = after_one_task(momentum=0.9, then=2)
+    state = copy.deepcopy(opt.state_dict())
+    change, pattern = DAMAGE[damage]
+    change(state)
+    before = copy.deepcopy(opt.state_dict())
+    with pytest.raises(ValueError, match=pattern):
+        opt.load_state_dict(state)
+    assert same(before, opt.state_dict())
+
+
+@pytest.mark.parametrize("bad", [None, {}, {"drcl": 3}, [], "state"])
+def test_no_state_at_all(bad):
+    _, opt = after_one_task()
+    with pytest.raises(ValueError, match="not made by DRCL"):
+        opt.load_state_dict(bad)
+
+
+def test_a_wrapped_optimizer_that_refuses_its_part_leaves_all_as_it_was():
+    model = mlp()
+    opt = DRCL.around(torch.optim.Adam(model.named_parameters(), lr=0.01), strength=0.1)
+    fit(model, opt, task(0))
+    opt.consolidate(model, task(0))
+    fit(model, opt, task(1))
+    state = copy.deepcopy(opt.state_dict())
+    before = copy.deepcopy(opt.state_dict())
+
+    def refuse(*_):
+        raise RuntimeError("not mine")
+
+    opt.inner.register_load_state_dict_pre_hook(refuse)
+    with pytest.raises(RuntimeError, match="not mine"):
+        opt.load_state_dict(state)
+    assert same(before, opt.state_dict())
+    assert opt.param_groups is opt.inner.param_groups
 
 
 def test_memory_does_not_grow_with_tasks():

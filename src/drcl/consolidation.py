@@ -1,22 +1,26 @@
-"""The end of a task: which parameters an optimizer protects, and how their importance adds up over tasks."""
+"""The end of a task: which parameters an optimizer protects, and what it holds from then on.
+
+Estimators (`drcl.importance`, `drcl.directions`) measure and `drcl.importance.accumulation` adds tasks up; here the
+outcome is checked, becomes the optimizer's state and, as an anchor, leaves or enters it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from drcl.anchor import Anchor, AnchorError, own_names, provenance
+from drcl.anchor import Anchor, AnchorError, own_buffers, own_names, provenance
 from drcl.directions.basis import Eigenbasis, bias_of
-from drcl.directions.kronecker import History, Kronecker
-from drcl.importance import Importance
-from drcl.options import task_sum
-from drcl.splitting import directions, plasticity
-from drcl.splitting.kernels import check_prox
+from drcl.importance.accumulation import accumulated, in_unit, keep_of
+from drcl.importance.base import History, Importance, measure_of
+from drcl.prox import check_on_directions, check_on_weights
+from drcl.splitting import plasticity
+from drcl.splitting.directions import Layer
 from drcl.state import all_or_nothing, importance_dtype, laid_out_like
 
 if TYPE_CHECKING:
@@ -50,60 +54,18 @@ def matching(optimizer: DRCL, model: nn.Module) -> dict[str, nn.Parameter]:
     return chosen
 
 
-def kept(optimizer: DRCL) -> float:
-    """How much of the earlier tasks' importance stays when a new one's is added."""
-    keep = {"sum": 1.0, "latest": 0.0}.get(str(optimizer.solver.memory))
-    return float(optimizer.solver.memory) if keep is None else keep
-
-
-def mean_of(importance: Mapping[str, Tensor]) -> float:
-    """The mean over all weights together."""
-    return sum(float(t.double().sum()) for t in importance.values()) / sum(t.numel() for t in importance.values())
-
-
-def scaled(new: Mapping[str, Tensor], wanted: float) -> dict[str, Tensor]:
-    """A task's importance with that mean; left as it is where it has no unit, for `combined` to look at."""
-    unit = mean_of(new) / wanted
-    return {name: t / unit for name, t in new.items()} if 0 < unit < float("inf") else dict(new)
-
-
-def tensor_means_one(new: Mapping[str, Tensor], added: Collection[str]) -> dict[str, Tensor]:
-    """Each task's importance in units of its mean within the tensor; tensors of no importance stay at zero."""
-    means = {name: 1.0 if name in added else float(t.double().mean()) for name, t in new.items()}
-    # A mean that is not above 0 is no unit: `combined` sees these as they came.
-    return {name: t / means[name] if means[name] > 0 else t for name, t in new.items()}
-
-
-def combined(
-    optimizer: DRCL, named: dict[str, nn.Parameter], new: dict[str, Tensor], added: Collection[str] = ()
-) -> tuple[dict[str, Tensor], float]:
-    """Earlier importance and the new one in the optimizer's unit, and what that is in the estimator's.
-
-    The unit is their mean over all protected weights; with ``normalise="task"`` or "share" each task came in its own.
-    What earlier tasks left is already in the importance of the parameters in `added`.
-    """
-    scale = kept(optimizer) * optimizer.importance_mean
-    total: dict[str, Tensor] = {}
+def checked(named: Mapping[str, nn.Parameter], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """An estimator's importance laid out as the weights are; refused where it does not fit or makes no sense."""
+    found: dict[str, Tensor] = {}
     for name, p in named.items():
         if name not in new or new[name].shape != p.shape:
-            found = f"of shape {tuple(new[name].shape)}" if name in new else "missing"
-            raise ValueError(f"the importance of {name!r} is {found}; the estimator has to give shape {tuple(p.shape)}")
+            what = f"of shape {tuple(new[name].shape)}" if name in new else "missing"
+            raise ValueError(f"the importance of {name!r} is {what}; the estimator has to give shape {tuple(p.shape)}")
         fresh = laid_out_like(p, new[name].detach(), importance_dtype(p))
         if not bool(torch.isfinite(fresh).all()) or bool((fresh < 0).any()):
             raise ValueError(f"the importance of {name!r} must be finite and >= 0; look at the estimator and the data")
-        old = optimizer.state.get(p, {}).get("importance")
-        total[name] = fresh if old is None or not scale or name in added else fresh + old * scale
-    mean, own_units = mean_of(total), task_sum(optimizer.solver.normalise, 1) is not None
-    if mean <= 0:
-        warnings.warn(
-            "drcl: the importance is zero for every weight, so nothing will be protected; use "
-            "drcl.Fisher(labels='exact') or labels='empirical', more samples, or DRCL(damping=...)",
-            stacklevel=3,
-        )
-        return total, 1.0 if own_units else mean
-    if own_units:
-        return total, 1.0
-    return {name: t / mean for name, t in total.items()}, mean
+        found[name] = fresh
+    return found
 
 
 def history(optimizer: DRCL, named: dict[str, nn.Parameter]) -> History:
@@ -111,26 +73,26 @@ def history(optimizer: DRCL, named: dict[str, nn.Parameter]) -> History:
     where = {p: i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
     state = {name: optimizer.state.get(p, {}) for name, p in named.items()}
     return History(
-        bases={name: optimizer._layers[p].basis for name, p in named.items() if p in optimizer._layers},
+        bases={name: optimizer.progress.layers[p].basis for name, p in named.items() if p in optimizer.progress.layers},
         importance={name: s["importance"] for name, s in state.items() if "importance" in s},
         mean=optimizer.importance_mean,
-        keep=kept(optimizer),
+        keep=keep_of(optimizer.solver.memory),
         normalise=optimizer.solver.normalise,
         groups={name: where[p] for name, p in named.items()},
     )
 
 
-def layers(named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict[Tensor, directions.Layer]:
+def layers(named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict[Tensor, Layer]:
     """By weight, with the bias that each basis includes."""
     found = {}
     for name, basis in bases.items():
         p = named[name]
         bias = named[bias_of(name)] if basis.bias else None
-        found[p] = directions.Layer(basis.cast(p, importance_dtype(p)), bias)
+        found[p] = Layer(basis.cast(p, importance_dtype(p)), bias)
     return found
 
 
-def start_task(optimizer: DRCL, named: dict[str, nn.Parameter]) -> None:
+def start_task(optimizer: DRCL, model: nn.Module, named: dict[str, nn.Parameter]) -> None:
     """Begin a task at the weights the model holds: anchor, z and y agree, no motion of the last task is left."""
     for p in named.values():
         state = optimizer.state[p]
@@ -142,8 +104,12 @@ def start_task(optimizer: DRCL, named: dict[str, nn.Parameter]) -> None:
             state.pop(key, None)
     if optimizer.inner is not None:
         optimizer.inner.state.clear()
-    optimizer._names |= {p: n for n, p in named.items()}
-    optimizer._progress |= {"mode": "train", "steps_in_proposal": 0, "gammas": []}
+    optimizer.progress.names |= {p: n for n, p in named.items()}
+    unprotected = {p for g in optimizer.param_groups for p in g["params"]} - set(named.values())
+    # What the next task may change without being asked, as it is now: an anchor of this task has to have it.
+    optimizer.progress.free = {n: p.detach().clone() for n, p in own_names(model).items() if p in unprotected}
+    optimizer.progress.buffers = {n: b.detach().clone() for n, b in own_buffers(model).items()}
+    optimizer.progress.mode, optimizer.progress.steps_in_proposal, optimizer.progress.gammas = "train", 0, []
 
 
 def consolidate(
@@ -154,13 +120,13 @@ def consolidate(
     forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None,
 ) -> None:
     """The body of DRCL.consolidate: everything that can fail comes before anything that changes for good."""
-    if not hasattr(estimator, "estimate"):
+    if not hasattr(estimator, "estimate") and not hasattr(estimator, "measure"):
         raise TypeError(f"importance={estimator!r} must be an estimator such as drcl.Fisher() or drcl.MAS()")
     named = matching(optimizer, model)
     if batches is None and getattr(estimator, "needs_data", True):
         raise ValueError(f"{type(estimator).__name__} needs data: pass consolidate(model, batches)")
-    if isinstance(estimator, Kronecker):
-        directions.check_prox(optimizer.solver.prox)
+    if getattr(estimator, "finds_directions", False):
+        check_on_directions(optimizer.solver.prox)
     unfinished = any("start" in state for _, state in optimizer.protected())
     with all_or_nothing(optimizer) if unfinished else contextlib.nullcontext():
         if unfinished:
@@ -178,33 +144,24 @@ def measure(
     named: dict[str, nn.Parameter],
 ) -> None:
     """The importance at z, and with it the start of the next task."""
-    bases: dict[str, Eigenbasis] = {}
+    earlier = history(optimizer, named)
     made = estimator.describe()  # before it measures: one that watches training starts afresh after that
     with optimizer.deployed():
         with torch.enable_grad():
-            if isinstance(estimator, Kronecker):
-                new, bases = estimator.measure(model, batches, named, forward, history(optimizer, named))
-            else:
-                new = estimator.estimate(model, batches, named, forward)
-        added = {*bases, *(bias_of(n) for n, b in bases.items() if b.bias)}
-        weights = sum(t.numel() for t in new.values())
-        wanted = task_sum(optimizer.solver.normalise, weights)
-        if optimizer.solver.normalise == "tensor":
-            new = tensor_means_one(new, added)
-        elif wanted is not None and not isinstance(estimator, Kronecker):
-            new = scaled(new, wanted / weights)
-        total, mean = combined(optimizer, named, new, added)
-    check_prox(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})
+            measured = in_unit(earlier, measure_of(estimator)(model, batches, named, forward, earlier))
+        measured = replace(measured, importance=checked(named, measured.importance))
+        total, bases, mean = accumulated(earlier, measured)
+    check_on_weights(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})
+    if bases:
+        check_on_directions(optimizer.solver.prox)
     optimizer.eval()
     for name, p in named.items():
         optimizer.state[p]["importance"] = total[name]
-    if mean > 0:
-        bases = {name: b.scaled(1 / mean) for name, b in bases.items()}
-    optimizer._layers = layers(named, bases)
-    start_task(optimizer, named)
-    optimizer._progress["importance_mean"] = mean
-    optimizer._progress["tasks"] += 1
-    optimizer._progress["made"] = [*optimizer._progress["made"], made]
+    optimizer.progress.layers = layers(named, bases)
+    start_task(optimizer, model, named)
+    optimizer.progress.importance_mean = mean
+    optimizer.progress.tasks += 1
+    optimizer.progress.made = [*optimizer.progress.made, made]
 
 
 def anchor_of(optimizer: DRCL) -> Anchor | None:
@@ -222,16 +179,18 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
         weights={name: state["anchor"].clone() for name, state in pairs},
         importance={name: state["importance"].clone() for name, state in pairs},
         bases={
-            optimizer.name_of(p): optimizer._layers[p].basis.cast(p, importance_dtype(p))
+            optimizer.name_of(p): optimizer.progress.layers[p].basis.cast(p, importance_dtype(p))
             for p, _ in held
-            if p in optimizer._layers
+            if p in optimizer.progress.layers
         },
+        free={name: t.clone() for name, t in optimizer.progress.free.items()},
+        buffers={name: t.clone() for name, t in optimizer.progress.buffers.items()},
         provenance=provenance(
             tasks=optimizer.tasks,
             memory=optimizer.solver.memory,
             normalise=optimizer.solver.normalise,
             importance_mean=optimizer.importance_mean,
-            made=optimizer._progress["made"],
+            made=optimizer.progress.made,
         ),
     )
 
@@ -253,14 +212,16 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
         )
     try:
         facts = {"tasks": max(1, int(made.get("tasks", 1))), "made": [dict(m) for m in made.get("made", [])]}
-        facts["importance_mean"] = float(made.get("importance_mean", 1.0))
+        facts["importance_mean"] = mean = float(made.get("importance_mean", 1.0))
+        if not 0 <= mean < float("inf"):
+            raise ValueError(f"importance_mean={mean}")
     except (TypeError, ValueError) as reason:
         raise AnchorError(f"the anchor's provenance does not read: {reason}; make the anchor again") from None
     held = {name: named[name] for name in anchor.weights}
     importance = {n: laid_out_like(p, anchor.importance[n], importance_dtype(p)) for n, p in held.items()}
-    check_prox(optimizer.solver.prox, {n: (p.detach(), importance[n]) for n, p in held.items()})
+    check_on_weights(optimizer.solver.prox, {n: (p.detach(), importance[n]) for n, p in held.items()})
     if anchor.bases:
-        directions.check_prox(optimizer.solver.prox)
+        check_on_directions(optimizer.solver.prox)
     where = history(optimizer, named).groups
     for name, basis in anchor.bases.items():
         if basis.bias and where[name] != where[bias_of(name)]:
@@ -269,12 +230,13 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
                 "put them in one"
             )
     optimizer.eval()
-    optimizer._layers = layers(held, anchor.bases)
+    optimizer.progress.layers = layers(held, anchor.bases)
     for _, state in optimizer.protected():
         for key in ("anchor", "importance", "z"):
             state.pop(key, None)
     for name, p in held.items():
         optimizer.state[p]["importance"] = importance[name]
     anchor.restore(model)
-    start_task(optimizer, held)
-    optimizer._progress |= facts
+    start_task(optimizer, model, held)
+    for key, value in facts.items():
+        setattr(optimizer.progress, key, value)

@@ -1,11 +1,12 @@
-"""Drift: what moved away from an anchor, layer by layer."""
+"""Drift: what moved away from an anchor, or between two moments, layer by layer."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ class Drift:
     total: LayerDrift
     effective_stability: float  # share of weights with |w - a| < 0.05 |a|, as the paper counts
     stiffness: float  # |w - a|_2 over all protected weights: the paper's name; larger means it moved more
+    strict_stability: float  # share of weights with |w - a| < 0.001 |a|
 
     def __iter__(self) -> Iterator[LayerDrift]:
         return iter(self.rows)
@@ -84,20 +86,91 @@ def _cells(row: LayerDrift) -> tuple[str, ...]:
     return (row.layer, f"{row.weights:,}", f"{row.unmoved:.1%}", *(f"{x:.3g}" for x in numbers))
 
 
-def _row(layer: str, pairs: list[tuple[Tensor, Tensor]], unmoved_directions: float = math.nan) -> LayerDrift:
-    count = sum(w.numel() for w, _ in pairs)
-    change = [(w.double() - a.double()) for w, a in pairs]
-    size = math.sqrt(sum(float(a.double().square().sum()) for _, a in pairs))
-    moved = math.sqrt(sum(float(c.square().sum()) for c in change))
-    return LayerDrift(
-        layer=layer,
-        weights=count,
-        unmoved=sum(int((w == a).sum()) for w, a in pairs) / count,
-        mean_change=sum(float(c.abs().sum()) for c in change) / count,
-        largest_change=max(float(c.abs().max()) for c in change),
-        relative_change=moved / size if size else (0.0 if moved == 0 else math.nan),
-        directions_unmoved=unmoved_directions / count,
+class _Sums(NamedTuple):
+    """What a tensor's weights did, in sums that add up over a layer and over layers."""
+
+    weights: int
+    unmoved: int
+    within: int  # moved by less than 5 % of their size
+    strictly_within: int  # by less than 0.1 %
+    change: float
+    squared_change: float
+    squared_size: float
+    largest_change: float
+
+    def plus(self, other: _Sums) -> _Sums:
+        """Both together."""
+        added = _Sums._make(mine + its for mine, its in zip(self, other))
+        return added._replace(largest_change=max(self.largest_change, other.largest_change))
+
+    def row(self, layer: str, unmoved_directions: float) -> LayerDrift:
+        relative = 0.0 if self.squared_change == 0 else math.nan  # of an anchor that is zero
+        return LayerDrift(
+            layer=layer,
+            weights=self.weights,
+            unmoved=self.unmoved / self.weights,
+            mean_change=self.change / self.weights,
+            largest_change=self.largest_change,
+            relative_change=math.sqrt(self.squared_change / self.squared_size) if self.squared_size else relative,
+            directions_unmoved=unmoved_directions / self.weights,
+        )
+
+
+def _sums(old: Tensor, new: Tensor) -> _Sums:
+    # In double, which holds every smaller format exactly.
+    same, change, size = new == old, (new.double() - old.double()).abs(), old.double().abs()
+    return _Sums(
+        weights=old.numel(),
+        unmoved=int(same.sum()),
+        within=int((same | (change < 0.05 * size)).sum()),
+        strictly_within=int((same | (change < 0.001 * size)).sum()),
+        change=float(change.sum()),
+        squared_change=float(change.square().sum()),
+        squared_size=float(size.square().sum()),
+        largest_change=float(change.max()),
     )
+
+
+def _table(pairs: Mapping[str, tuple[Tensor, Tensor]], directions: Mapping[str, int]) -> Drift:
+    """Of tensors (old, new) by name; `directions` says how many did not move, for the tensors that have a basis."""
+    tensors = {name: _sums(old, new) for name, (old, new) in pairs.items() if old.numel()}
+    if not tensors:
+        raise ValueError("every one of these parameters is empty: there is nothing to compare")
+    layers: dict[str, dict[str, _Sums]] = {}
+    for name, found in tensors.items():
+        layers.setdefault(name.rpartition(".")[0] or name, {})[name] = found
+
+    def unmoved(members: Mapping[str, _Sums]) -> float:
+        if not directions.keys() & members:
+            return math.nan
+        return float(sum(directions.get(name, found.unmoved) for name, found in members.items()))
+
+    sums = {layer: functools.reduce(_Sums.plus, members.values()) for layer, members in layers.items()}
+    total = functools.reduce(_Sums.plus, sums.values())
+    return Drift(
+        rows=tuple(sums[layer].row(layer, unmoved(members)) for layer, members in layers.items()),
+        total=total.row("total", unmoved(tensors)),
+        effective_stability=total.within / total.weights,
+        stiffness=math.sqrt(total.squared_change),
+        strict_stability=total.strictly_within / total.weights,
+    )
+
+
+@torch.no_grad()
+def between(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Drift:
+    """How far weights went between two moments, each of them tensors by name.
+
+    >>> between({"fc.weight": torch.tensor([1.0, 2.0])}, {"fc.weight": torch.tensor([1.0, 3.0])}).total.unmoved
+    0.5
+    """
+    alone = sorted(before.keys() ^ after.keys())
+    if alone:
+        raise ValueError(f"{alone[0]!r} is in only one of the two sets of weights; compare the same parameters")
+    for name, old in before.items():
+        if old.shape != after[name].shape:
+            told = f"{tuple(old.shape)} before and {tuple(after[name].shape)} after"
+            raise ValueError(f"{name!r} has shape {told}; they must agree")
+    return _table({name: (old, after[name]) for name, old in before.items()}, {})
 
 
 def _unmoved_directions(anchor: Anchor, own: dict[str, Tensor], name: str) -> int:
@@ -132,29 +205,10 @@ def drift(model: nn.Module, anchor: Anchor) -> Drift:
     """
     anchor.check(model)
     own = {n: p.detach() for n, p in own_names(model).items()}
-    layers: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    members: dict[str, set[str]] = {}
-    for name, w in own.items():  # in the model's order; a file keeps its own
-        if name in anchor.weights and w.numel():
-            layer = name.rpartition(".")[0] or name
-            layers.setdefault(layer, []).append((w, anchor.weights[name].to(w.device)))
-            members.setdefault(layer, set()).add(name)
-    everything = [pair for pairs in layers.values() for pair in pairs]
-    if not everything:
-        raise ValueError("every parameter of this anchor is empty: there is nothing to compare")
-    held = {}
+    # In the model's order; a file keeps its own.
+    pairs = {name: (anchor.weights[name].to(w.device), w) for name, w in own.items() if name in anchor.weights}
+    held: dict[str, int] = {}
     for name, basis in anchor.bases.items():
         held[name] = _unmoved_directions(anchor, own, name)
         held |= {bias_of(name): 0} if basis.bias else {}  # counted with its weight
-    alone = {n: int((own[n] == a.to(own[n].device)).sum()) for n, a in anchor.weights.items() if n not in held}
-    directions = {
-        layer: float(sum((held | alone)[n] for n in names)) if held.keys() & names else math.nan
-        for layer, names in members.items()
-    }
-    total = _row("total", everything, float(sum((held | alone).values())) if held else math.nan)
-    small = sum(
-        int((((w.double() - a.double()).abs() < 0.05 * a.double().abs()) | (w == a)).sum()) for w, a in everything
-    )
-    stiffness = math.sqrt(sum(float((w.double() - a.double()).square().sum()) for w, a in everything))
-    rows = tuple(_row(layer, pairs, directions[layer]) for layer, pairs in layers.items())
-    return Drift(rows, total, small / total.weights, stiffness)
+    return _table(pairs, held)

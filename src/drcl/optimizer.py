@@ -1,9 +1,24 @@
-"""DRCL, the optimizer: a plasticity step on the task's loss and a stability step about the anchor that negotiate.
+"""DRCL, the optimizer: two operators that negotiate about every step.
 
-This is the heart of the package. The letters are the paper's: the model holds y while it trains and z when it is
-evaluated, saved or shipped; x is the proposal, gamma the step size, a the anchor, F the importance. How x comes about
-is in `drcl.splitting.plasticity`, what becomes of it in `drcl.splitting.stability`, the end of a task in
-`drcl.consolidation`.
+For a task with loss f, old weights a (the anchor), importance F, strength lam and step size gamma:
+
+    x = y - gamma * grad f(y)                     plasticity: what the new task proposes
+    r = 2x - y                                    reflection (forward-backward: r = x)
+    z = prox of gamma * lam * F|w - a| at r       stability: what the old tasks let through
+    y = y + z - x                                 consensus  (forward-backward: y = z)
+
+The model holds y while it trains and z when it is evaluated, saved or shipped. This is Douglas-Rachford splitting
+(Lions and Mercier 1979) with an explicit step on f.
+
+The way of one step:
+
+    DRCL.step                   here
+    -> splitting/plasticity     how x comes about: SGD, several steps, a wrapped optimizer, an inner solve
+    -> splitting/stability      what becomes of it: strength, single weights or directions
+    -> splitting/kernels        the arithmetic on tensors: native (step.c), foreach, compile, reference
+       splitting/directions     the same for layers with an eigenbasis (drcl.directions)
+
+The end of a task is in `drcl.consolidation`, what is saved in `drcl.state` and `drcl.anchor`.
 """
 
 from __future__ import annotations
@@ -17,13 +32,14 @@ import torch
 from torch import Tensor, nn
 
 from drcl import consolidation, options
-from drcl import state as resume
+from drcl import state as storage
 from drcl.anchor import Anchor, plain_name
 from drcl.directions.kronecker import Kronecker
 from drcl.importance import Fisher, Importance
 from drcl.options import Solver
 from drcl.prox import Prox, resolve
-from drcl.splitting import directions, plasticity
+from drcl.splitting import plasticity, stability
+from drcl.state import Mode, Progress
 
 
 class DRCL(torch.optim.Optimizer):
@@ -80,9 +96,7 @@ class DRCL(torch.optim.Optimizer):
             the same with its share of the task's whole, in parts per million, so that a strength also means the same
             on a larger network: what no task uses does not count.
             "global": the sum over tasks is divided by its mean, so tasks of larger gradients count for more, and each
-            for less the more there are. "tensor": as "global", and before it is added up each task's importance is
-            also divided by its own mean within each parameter tensor (with ``drcl.Kronecker`` within each layer), so
-            that every layer counts alike.
+            for less the more there are.
         damping: added to the importance, so that weights of no importance are held a little too.
         backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.splitting.kernels``).
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
@@ -146,12 +160,8 @@ class DRCL(torch.optim.Optimizer):
         self.residual: float = math.nan
         #: How many iterations the last ``step`` took.
         self.iterations_used: int = 0
-        self._names: dict[Tensor, str] = {}
-        #: Layers held along the directions of an eigenbasis (drcl.Kronecker), by their weight.
-        self._layers: dict[Tensor, directions.Layer] = {}
-        # Everything beside tensors that a resumed task needs; plain values only.
-        self._progress: dict[str, Any] = {"mode": "train", "tasks": 0, "importance_mean": 0.0, "made": []}
-        self._progress |= {"steps_in_proposal": 0, "gammas": []}
+        #: Tasks so far, what the model holds, names, layers with directions: all that is not in groups or ``state``.
+        self.progress = Progress()
         own |= dict(free=False, chosen_strength=None)
         if _inner is None:
             own |= dict(dampening=dampening, nesterov=nesterov, weight_decay=weight_decay, maximize=maximize)
@@ -159,7 +169,7 @@ class DRCL(torch.optim.Optimizer):
         else:
             del own["lr"], own["momentum"]  # the wrapped optimizer's affair
             super().__init__([{**g} for g in _inner.param_groups], {**_inner.defaults, **own})
-            self._link()
+            self.share_groups()
 
     @classmethod
     def around(cls, optimizer: torch.optim.Optimizer, strength: float | None = None, **arguments: Any) -> DRCL:
@@ -187,18 +197,25 @@ class DRCL(torch.optim.Optimizer):
     @property
     def tasks(self) -> int:
         """How many tasks have been consolidated."""
-        return int(self._progress["tasks"])
+        return self.progress.tasks
 
     @property
     def importance_mean(self) -> float:
         """The mean the importance was divided by: multiply it back to have the sum over tasks."""
-        return float(self._progress["importance_mean"])
+        return self.progress.importance_mean
 
     @property
     def strengths(self) -> list[float]:
         """The strength in force in each group, chosen by ``stable`` where that is set (NaN before its first step)."""
         chosen = [g["strength"] if g["stable"] is None else g["chosen_strength"] for g in self.param_groups]
         return [math.nan if value is None else float(value) for value in chosen]
+
+    def penalty(self) -> float:
+        """The stability term at the weights the model holds: strength * penalty, summed over all that is protected.
+
+        NaN for a prox of your own without ``penalty``, or where ``stable`` has not chosen a strength yet.
+        """
+        return stability.penalty(self)
 
     def train(self) -> None:
         """Put y into the model: the weights gradients are taken at."""
@@ -211,7 +228,7 @@ class DRCL(torch.optim.Optimizer):
     @contextlib.contextmanager
     def deployed(self) -> Iterator[None]:
         """``with opt.deployed():`` the model holds z; afterwards it holds what it held before."""
-        before = self._progress["mode"]
+        before = self.progress.mode
         self.eval()
         try:
             yield
@@ -219,8 +236,8 @@ class DRCL(torch.optim.Optimizer):
             self._hold(before)
 
     @torch.no_grad()
-    def _hold(self, mode: str) -> None:
-        if mode == self._progress["mode"]:
+    def _hold(self, mode: Mode) -> None:
+        if mode == self.progress.mode:
             return
         for p, state in self.protected():
             # Without reflection y is z, except in the middle of a proposal, which started at z.
@@ -229,7 +246,7 @@ class DRCL(torch.optim.Optimizer):
                 kept = p.clone()
                 p.copy_(other)
                 other.copy_(kept)
-        self._progress["mode"] = mode
+        self.progress.mode = mode
 
     def protected(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """Every protected parameter with its state."""
@@ -247,10 +264,10 @@ class DRCL(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step: an iteration of the splitting, or ``iterations`` of them on one batch with a closure."""
-        if self._progress["mode"] == "eval":
+        if self.progress.mode == "eval":
             raise RuntimeError("the model holds the weights for evaluation; call opt.train() before opt.step()")
         if self.inner is not None:
-            self._link()  # it may have been given a group of its own since
+            self.share_groups()  # it may have been given a group of its own since
         if not self._evaluates_itself():
             return self._iterate(closure)
         if closure is None:
@@ -260,7 +277,7 @@ class DRCL(torch.optim.Optimizer):
                 "loss several times: call opt.step(closure), where closure() clears the gradients, runs backward() and "
                 "returns the loss"
             )
-        with resume.all_or_nothing(self):
+        with storage.all_or_nothing(self):
             return self._iterate(closure)
 
     def _evaluates_itself(self) -> bool:
@@ -323,24 +340,29 @@ class DRCL(torch.optim.Optimizer):
     @torch.no_grad()
     def protect(self, model: nn.Module, anchor: Anchor) -> None:
         """Take up where a saved anchor left off: the model gets its weights and they are protected from now on."""
+        if not isinstance(anchor, Anchor):
+            raise TypeError(f"anchor must be a drcl.Anchor, not {type(anchor).__name__}: Anchor.load reads one")
         consolidation.protect(self, model, anchor)
 
     # -- groups, names, state --------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if isinstance(param_group, dict):
-            if "strength" in param_group and "stable" not in param_group:
-                param_group = {**param_group, "stable": None}  # its own strength, not the share all others aim at
-            options.group({**self.defaults, **param_group}, self.solver, strict=self.inner is None)
+        if not isinstance(param_group, dict) or param_group.get("params") is None:
+            raise TypeError(
+                f"a parameter group is a dict with 'params', such as {{'params': [...]}}, not {param_group!r}"
+            )
+        if "strength" in param_group and "stable" not in param_group:
+            param_group = {**param_group, "stable": None}  # its own strength, not the share all others aim at
+        options.group({**self.defaults, **param_group}, self.solver, strict=self.inner is None)
         if self.inner is not None and self.param_groups is self.inner.param_groups:
             self.inner.add_param_group(param_group)
-            self._link()
+            self.share_groups()
         else:
             super().add_param_group(param_group)
-        if self._progress["steps_in_proposal"]:
-            self._progress["gammas"] = [*self._progress["gammas"], 0.0]
+        if self.progress.steps_in_proposal:
+            self.progress.gammas = [*self.progress.gammas, 0.0]
 
-    def _link(self) -> None:
+    def share_groups(self) -> None:
         """Share the wrapped optimizer's groups, filled up with the options that are ours."""
         assert self.inner is not None
         self.param_groups = self.inner.param_groups
@@ -350,8 +372,8 @@ class DRCL(torch.optim.Optimizer):
 
     def name_of(self, p: Tensor) -> str:
         """The parameter's name in the model, as far as it was ever told; its place in the groups otherwise."""
-        if p in self._names:
-            return self._names[p]
+        if p in self.progress.names:
+            return self.progress.names[p]
         for g, group in enumerate(self.param_groups):
             for i, q in enumerate(group["params"]):
                 if q is p:
@@ -362,21 +384,25 @@ class DRCL(torch.optim.Optimizer):
 
     def is_named(self, p: Tensor) -> bool:
         """Whether ``name_of`` gives a name."""
-        return p in self._names or any(
+        return p in self.progress.names or any(
             "param_names" in g and any(p is q for q in g["params"]) for g in self.param_groups
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values only: it can be saved without pickle, also in the middle of a task."""
-        return resume.saved(self, super().state_dict())
+        return storage.pack(self, super().state_dict())
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from ``state_dict``; the model must hold the weights it held when that was taken."""
-        resume.check(self, state_dict)
-        super().load_state_dict({k: state_dict[k] for k in ("state", "param_groups")})
-        resume.fill(self, state_dict)
+        """Resume from ``state_dict``; the model must hold the weights it held when that was taken.
+
+        It is looked at in full first: if anything in it is missing or cannot be, nothing changes.
+        """
+        storage.check(self, state_dict)
+        with storage.loading(self):
+            super().load_state_dict({k: state_dict[k] for k in ("state", "param_groups")})
+            storage.unpack(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("solver", "inner", "residual", "iterations_used", "_names", "_layers", "_progress")
+        own = ("solver", "inner", "residual", "iterations_used", "progress")
         return {**super().__getstate__(), **{k: self.__dict__[k] for k in own}}

@@ -8,14 +8,18 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
+
+from torch import Tensor
 
 from drcl.importance.base import Importance
-from drcl.prox import L1, ElasticNet, Prox
+from drcl.prox import L1, NAMED, ElasticNet, Prox
 from drcl.splitting.kernels import BACKENDS
 
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
-NORMALISATIONS = ("task", "share", "global", "tensor")
+LARGEST = 1e30  # a number that 32-bit weights survive
+NORMALISATIONS = ("task", "share", "global")
+MEMORIES = ("sum", "latest")
 # Settings under one name, written out in full: later defaults do not change what a name stands for.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(
@@ -44,6 +48,52 @@ PRESETS: dict[str, dict[str, Any]] = {
         damping=0.0,
     ),
 }
+
+
+def _choice(names: Iterable[str]) -> Any:
+    """The type of an option that is one of these names."""
+    literal: Any = Literal
+    return literal[tuple(names)]
+
+
+# What each option of DRCL takes, for command lines and forms. Its default is in the signature, and nowhere else.
+KINDS: dict[str, Any] = {
+    "preset": _choice(PRESETS) | None,
+    "strength": float,
+    "stable": float | None,
+    "prox": _choice(NAMED),
+    "splitting": _choice(SPLITTINGS),
+    "iterations": int,
+    "tolerance": float | None,
+    "plasticity_steps": int,
+    "inner_steps": int,
+    "memory": _choice(MEMORIES) | float,
+    "normalise": _choice(NORMALISATIONS),
+    "damping": float,
+    "backend": _choice(BACKENDS),
+}
+# A line for each option of DRCL, and of Fisher and Kronecker below; their docstrings say it in full.
+HELP = {
+    "preset": "settings under one name",
+    "strength": "lambda, on importance of mean one a task; 0 protects nothing, inf freezes",
+    "stable": "share of weights to hold still, in place of a strength",
+    "prox": "the penalty whose proximal map is taken",
+    "splitting": "how the two operators negotiate",
+    "iterations": "iterations on one mini-batch",
+    "tolerance": "stop these early at this fraction of the first residual",
+    "plasticity_steps": "optimizer steps that form one proposal",
+    "inner_steps": "gradient evaluations of the implicit proposal",
+    "memory": "importance over tasks: sum, latest, or a decay",
+    "normalise": "unit of importance: each task's mean, its sum in millionths, or the mean over all tasks",
+    "damping": "added to the importance of every weight",
+    "backend": "who computes the step",
+    "labels": (
+        "labels in the Fisher: drawn, the mean over classes (exact), its cheap form (signs), the data's (empirical)"
+    ),
+    "eigenvalues": "kronecker: how the importance of directions is measured",
+    "convolutions": "kronecker: channels and kernel positions together, or channels only",
+    "rank": "kronecker: at most this many directions of a long side told apart; none: all",
+}
 # Of "directions" around optimizers that divide by the size of the gradient.
 STRENGTH_AROUND_ADAM = 3.0
 GROUP_OPTIONS = {
@@ -67,20 +117,19 @@ def count(name: str, value: Any, least: int = 1) -> None:
 def number(name: str, value: Any, *, infinite: bool = False) -> None:
     """A float >= 0; NaN never, infinity where it has a meaning."""
     try:
-        x = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}={value!r} must be a number") from None
-    if math.isnan(x) or x < 0 or (math.isinf(x) and not infinite):
-        raise ValueError(f"{name}={value!r} must be a number >= 0" + (" (inf is allowed)" if infinite else ""))
-
-
-def task_sum(normalise: str, weights: int) -> float | None:
-    """What a task's importance sums up to over that many weights; None where tasks are added as they were measured."""
-    return {"task": float(weights), "share": 1e6}.get(normalise)
+        x = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        x = math.nan
+    if math.isnan(x) and not isinstance(value, (float, Tensor)):
+        raise TypeError(f"{name}={value!r} must be a number")
+    if math.isnan(x) or x < 0 or (x > LARGEST and not (infinite and math.isinf(x))):
+        raise ValueError(
+            f"{name}={value!r} must be a number >= 0 and at most {LARGEST:g}" + (" (or inf)" if infinite else "")
+        )
 
 
 def memory(value: Any) -> None:
-    if value in ("sum", "latest"):
+    if value in MEMORIES:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ValueError(f"memory={value!r} must be 'sum', 'latest' or a decay between 0 and 1")
@@ -166,8 +215,14 @@ def group(options: dict[str, Any], solver: Solver, strict: bool = True) -> None:
                 )
         for key in ("momentum", "weight_decay"):
             number(key, options[key])
+        if not math.isfinite(options["dampening"]):
+            raise ValueError(f"dampening={options['dampening']!r} must be a finite number")
         if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
             raise ValueError("nesterov=True needs momentum > 0 and dampening = 0")
+    else:
+        for key, value in options.items():  # of the wrapped optimizer: what no arithmetic survives
+            if any(isinstance(v, float) and math.isnan(v) for v in (value if isinstance(value, tuple) else (value,))):
+                raise ValueError(f"{key}={value!r} must not be NaN")
     number("lr", options["lr"])
     number("strength", options["strength"], infinite=True)
     number("damping", options["damping"])

@@ -5,13 +5,15 @@ Each map solves, weight by weight or group by group,
     argmin_w  penalty(w - anchor)  +  |w - r|^2 / 2
 
 where the penalty is scaled by ``threshold`` (the optimizer passes gamma * strength * importance). A weight the
-penalty holds is *selected* from the anchor, not computed, so it is equal bit for bit. Any callable
-``f(r, anchor, threshold) -> tensor`` can stand in for these.
+penalty holds is *selected* from the anchor, not computed, so it is equal bit for bit. ``penalty(w, anchor, weight)`` is
+the value of what is penalised. Any callable ``f(r, anchor, threshold) -> tensor`` can stand in for these; it has no
+value then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +27,11 @@ def per_step_threshold(gamma: float, strength: float, importance: Tensor) -> Ten
     return importance * (gamma * strength)
 
 
+def _weighted(values: Tensor, weight: Tensor | float) -> Tensor:
+    """The sum of weight * values, where an infinite weight on nothing is nothing."""
+    return torch.where(values == 0, values, values * weight).sum()
+
+
 @dataclass(frozen=True)
 class L1:
     """penalty = sum threshold * |w - anchor|: soft thresholding. Small proposals are rejected exactly."""
@@ -33,6 +40,10 @@ class L1:
         threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device)
         d = r - anchor
         return torch.where(d.abs() > threshold, r - torch.copysign(threshold, d), anchor)
+
+    def penalty(self, w: Tensor, anchor: Tensor, weight: Tensor | float) -> Tensor:
+        """sum weight * |w - anchor|"""
+        return _weighted((w - anchor).abs(), weight)
 
     threshold = staticmethod(per_step_threshold)
 
@@ -45,6 +56,10 @@ class L2:
         threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device)
         d = (r - anchor) / (1 + threshold)
         return torch.where(d == 0, anchor, anchor + d)
+
+    def penalty(self, w: Tensor, anchor: Tensor, weight: Tensor | float) -> Tensor:
+        """sum weight/2 * (w - anchor)^2"""
+        return _weighted((w - anchor).square() / 2, weight)
 
     threshold = staticmethod(per_step_threshold)
 
@@ -68,6 +83,11 @@ class ElasticNet:
         moves = (d.abs() > bound) & (threshold < float("inf"))
         return torch.where(moves, anchor + (d - torch.copysign(bound, d)) / shrink, anchor)
 
+    def penalty(self, w: Tensor, anchor: Tensor, weight: Tensor | float) -> Tensor:
+        """sum weight * (mix * |w - anchor| + (1 - mix)/2 * (w - anchor)^2)"""
+        d = w - anchor
+        return _weighted(self.mix * d.abs() + (1 - self.mix) / 2 * d.square(), weight)
+
     threshold = staticmethod(per_step_threshold)
 
 
@@ -85,16 +105,23 @@ class GroupL1:
     def __call__(self, r: Tensor, anchor: Tensor, threshold: Tensor | float) -> Tensor:
         threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device).expand_as(r)
         d = r - anchor
-        if r.dim() < 2:
-            size, bound = d.abs(), threshold
-        else:
-            if not -r.dim() <= self.dim < r.dim():
-                raise ValueError(f"GroupL1: dim is {self.dim}, but a parameter has shape {tuple(r.shape)}")
-            rest = [i for i in range(r.dim()) if i != self.dim % r.dim()]
-            size, bound = _norm(d, rest), _norm(threshold, rest)
+        size, bound = self._lengths(d), self._lengths(threshold)
         held = size <= bound
         scale = 1 - torch.where(held, torch.ones_like(size), bound / torch.where(held, torch.ones_like(size), size))
         return torch.where(held, anchor, anchor + d * scale)
+
+    def penalty(self, w: Tensor, anchor: Tensor, weight: Tensor | float) -> Tensor:
+        """sum over groups of |weight_g|_2 * |(w - anchor)_g|_2"""
+        weight = torch.as_tensor(weight, dtype=w.dtype, device=w.device).expand_as(w)
+        return _weighted(self._lengths(w - anchor), self._lengths(weight))
+
+    def _lengths(self, x: Tensor) -> Tensor:
+        """The Euclidean norm of each group."""
+        if x.dim() < 2:
+            return x.abs()
+        if not -x.dim() <= self.dim < x.dim():
+            raise ValueError(f"GroupL1: dim is {self.dim}, but a parameter has shape {tuple(x.shape)}")
+        return _norm(x, [i for i in range(x.dim()) if i != self.dim % x.dim()])
 
     threshold = staticmethod(per_step_threshold)
 
@@ -119,6 +146,11 @@ class Box:
         inside = torch.minimum(torch.maximum(r, anchor - threshold), anchor + threshold)
         return torch.where((r == anchor) | (threshold == 0), anchor, inside)
 
+    def penalty(self, w: Tensor, anchor: Tensor, weight: Tensor | float) -> Tensor:
+        """0 inside the box of half width ``weight``, infinite outside"""
+        outside = bool(((w - anchor).abs() > weight).any())
+        return torch.full((), math.inf if outside else 0.0, dtype=w.dtype, device=w.device)
+
     @staticmethod
     def threshold(gamma: float, strength: float, importance: Tensor) -> Tensor:
         if strength == float("inf"):
@@ -134,6 +166,68 @@ NAMED: dict[str, Callable[[], Prox]] = {
     "group": GroupL1,
     "box": Box,
 }
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """The stability half of a step in numbers: strength * penalty(w - anchor), and the step size of its prox."""
+
+    prox: Prox
+    gamma: float  # the step size: lr, or the sum of several
+    strength: float
+    damping: float = 0.0  # added to the importance
+
+    @property
+    def mix(self) -> float | None:
+        """Share of soft threshold in the penalty; None where the prox is not of the L1/L2 family."""
+        if isinstance(self.prox, ElasticNet):
+            return self.prox.mix
+        return 1.0 if isinstance(self.prox, L1) else 0.0 if isinstance(self.prox, L2) else None
+
+    def threshold(self, importance: Tensor) -> Tensor:
+        """What the prox takes as its threshold: gamma * strength * importance, unless the prox has its own rule."""
+        return self._scaled(self.gamma, importance)
+
+    def __call__(self, r: Tensor, anchor: Tensor, importance: Tensor) -> Tensor:
+        """z: the proximal map of gamma * strength * penalty, taken at r."""
+        return self.prox(r, anchor, self.threshold(importance))
+
+    def value(self, w: Tensor, anchor: Tensor, importance: Tensor) -> float:
+        """strength * penalty at w; NaN for a prox that does not tell its penalty."""
+        penalty: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(self.prox, "penalty", None)
+        return math.nan if penalty is None else float(penalty(w, anchor, self._scaled(1.0, importance)))
+
+    def _scaled(self, gamma: float, importance: Tensor) -> Tensor:
+        scale: Callable[[float, float, Tensor], Tensor] = getattr(self.prox, "threshold", per_step_threshold)
+        return scale(gamma, self.strength, importance + self.damping)
+
+
+def check_on_weights(prox: Prox, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Try a prox on every (weight, importance) before training relies on it, and name the first it does not suit."""
+    penalty = Penalty(prox, 1.0, 1.0)
+    if penalty.mix is not None:
+        return
+    for name, (w, importance) in weights.items():
+        wide = w.to(importance.dtype)
+        try:
+            out = penalty(wide, wide, importance)
+        except Exception as reason:
+            raise ValueError(f"prox={prox!r} does not work on parameter {name!r}: {reason}") from reason
+        if not isinstance(out, Tensor) or out.shape != w.shape or not bool(torch.isfinite(out).all()):
+            found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(
+                f"prox={prox!r} has to return finite values of the shape it was given; for parameter {name!r} of "
+                f"shape {tuple(w.shape)} it returned {found}"
+            )
+
+
+def check_on_directions(prox: Prox) -> None:
+    """Refuse a prox that means single weights where directions are protected."""
+    if Penalty(prox, 1.0, 1.0).mix is None:
+        raise ValueError(
+            f"prox={prox!r} speaks of single weights, which drcl.Kronecker has turned into directions; use prox='l1', "
+            "'l2' or 'elastic' with it, or importance=drcl.Fisher()"
+        )
 
 
 def resolve(prox: str | Prox) -> Prox:

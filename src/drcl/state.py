@@ -8,19 +8,45 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from drcl.splitting import directions
+from drcl import options
+from drcl.directions.basis import Eigenbasis
+from drcl.splitting.checks import TENSORS
+from drcl.splitting.directions import Layer
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
 
-# Of the parameter's shape; everything else in the state of DRCL itself is a mistake.
-TENSORS = ("anchor", "importance", "z", "start", "momentum_buffer")
+Mode = Literal["train", "eval"]
+
+
+@dataclass
+class Progress:
+    """What DRCL knows beside its groups and the tensors of each parameter."""
+
+    mode: Mode = "train"  # whether the model holds y or z
+    tasks: int = 0  # consolidated so far
+    importance_mean: float = 0.0  # what the importance was divided by
+    made: list[dict[str, Any]] = field(default_factory=list)  # how each task's importance was estimated
+    steps_in_proposal: int = 0
+    gammas: list[float] = field(default_factory=list)  # of each group: the rates of the steps in the proposal, summed
+    names: dict[Tensor, str] = field(default_factory=dict)  # as the model calls them
+    layers: dict[Tensor, Layer] = field(default_factory=dict)  # held along directions, by their weight
+    free: dict[str, Tensor] = field(default_factory=dict)  # unprotected parameters when the last task ended
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # and the model's buffers, for the anchor
+
+    def plain(self) -> dict[str, Any]:
+        """A copy of what is no tensor."""
+        return {key: copy.deepcopy(getattr(self, key)) for key in PLAIN}
+
+
+PLAIN = ("mode", "tasks", "importance_mean", "made", "steps_in_proposal", "gammas")
 
 
 def importance_dtype(p: Tensor) -> torch.dtype:
@@ -33,73 +59,205 @@ def laid_out_like(p: Tensor, values: Tensor, dtype: torch.dtype | None = None) -
     return torch.empty_like(p, dtype=dtype or p.dtype).copy_(values)
 
 
-def saved(optimizer: DRCL, base: dict[str, Any]) -> dict[str, Any]:
+def pack(optimizer: DRCL, base: dict[str, Any]) -> dict[str, Any]:
     """torch's state dict and what DRCL has to add to it."""
-    order = [p for g in optimizer.param_groups for p in g["params"]]
-    base["drcl"] = copy.deepcopy(optimizer._progress)
+    order = _order(optimizer)
+    base["drcl"] = optimizer.progress.plain()
     base["drcl"] |= {"splitting": optimizer.solver.splitting, "normalise": optimizer.solver.normalise}
-    base["drcl"]["names"] = [optimizer._names.get(p) for p in order]
-    if optimizer._layers:
-        base["layers"] = directions.saved(optimizer)
+    base["drcl"]["names"] = [optimizer.progress.names.get(p) for p in order]
+    if optimizer.progress.layers:
+        base["layers"] = _packed_layers(optimizer)
+    for part in ("free", "buffers"):
+        base[part] = {name: t.clone() for name, t in getattr(optimizer.progress, part).items()}
     if optimizer.inner is not None:
         base["inner"] = optimizer.inner.state_dict()
     return base
 
 
-def check(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
-    """Raise, naming the parameter, unless the state belongs to an optimizer like this one."""
-    if "drcl" not in state_dict:
+def check(optimizer: DRCL, state_dict: Any) -> None:
+    """Raise, naming the part or parameter, unless the state is whole, sound and of an optimizer like this one."""
+    own = state_dict.get("drcl") if isinstance(state_dict, Mapping) else None
+    if not isinstance(own, Mapping):
         raise ValueError("this state dict was not made by DRCL: it has no 'drcl' entry")
+    missing = [key for key in ("state", "param_groups", "free", "buffers") if key not in state_dict]
+    missing += [key for key in (*PLAIN, "splitting", "normalise", "names") if key not in own]
+    if missing:
+        raise ValueError(f"the state dict lacks {', '.join(missing)}: it is not whole; take another copy")
     if (optimizer.inner is None) != ("inner" not in state_dict):
         raise ValueError("one of the two optimizers wraps another (DRCL.around) and the other does not")
-    made = {"normalise": "global"} | state_dict["drcl"]  # states of the first version do not name it
     for option in ("splitting", "normalise"):
-        ours, theirs = getattr(optimizer.solver, option), made[option]
+        ours, theirs = getattr(optimizer.solver, option), own[option]
         if ours != theirs:
             raise ValueError(
                 f"the state was saved with {option}={theirs!r}; make this optimizer with the same, not {ours!r}"
             )
+    _check_groups(optimizer, state_dict)
+    _check_progress(optimizer, own)
+    for _ in _unpacked_layers(optimizer, state_dict.get("layers", [])):
+        pass
+    for part in ("free", "buffers"):
+        kept = state_dict[part]
+        if not isinstance(kept, Mapping) or not all(isinstance(t, Tensor) for t in kept.values()):
+            raise ValueError(f"the state dict's {part!r} must hold tensors by name; take another copy")
+    for p, entry in _entries(optimizer, state_dict):
+        _check_entry(optimizer, p, entry)
+
+
+def _check_groups(optimizer: DRCL, state_dict: Mapping[str, Any]) -> None:
     sizes = [len(g["params"]) for g in optimizer.param_groups]
-    for groups in (d["param_groups"] for d in (state_dict, state_dict.get("inner", state_dict))):
-        found = [len(g["params"]) for g in groups]
+    for part in (state_dict, state_dict.get("inner", state_dict)):
+        try:
+            found = [len(g["params"]) for g in part["param_groups"]]
+            sound = isinstance(part["state"], Mapping)
+        except (TypeError, KeyError):
+            sound = False
+        if not sound:
+            raise ValueError("the groups or the state of the state dict do not read; take another copy")
         if found != sizes:
             raise ValueError(
                 f"the saved groups hold {found} parameters, this optimizer's {sizes}; make it over the same model, "
                 "with the same groups added in the same order"
             )
-    for _ in directions.loaded(optimizer, state_dict.get("layers", [])):
-        pass
-    for p, entry in _entries(optimizer, state_dict):
-        for key in TENSORS:
-            if key in entry and entry[key] is not None and entry[key].shape != p.shape:
-                raise ValueError(
-                    f"parameter {optimizer.name_of(p)!r} has shape {tuple(p.shape)}, but the saved {key!r} has "
-                    f"{tuple(entry[key].shape)}; load it into an optimizer over the same model"
-                )
+    for index, group in enumerate(state_dict["param_groups"]):
+        try:
+            options.group(group, optimizer.solver, strict=optimizer.inner is None)
+        except (TypeError, ValueError, KeyError) as reason:
+            raise ValueError(f"group {index} of the state dict: {reason}") from None
 
 
-def fill(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
+def _check_progress(optimizer: DRCL, own: Mapping[str, Any]) -> None:
+    """The plain values; what is wrong with the first that is."""
+    groups, parameters = len(optimizer.param_groups), len(_order(optimizer))
+    sound = {
+        "mode": own["mode"] in ("train", "eval"),
+        "tasks": _whole(own["tasks"]),
+        "steps_in_proposal": _whole(own["steps_in_proposal"]),
+        "importance_mean": _measure(own["importance_mean"]),
+        "made": isinstance(own["made"], Sequence) and all(isinstance(m, Mapping) for m in own["made"]),
+        "gammas": isinstance(own["gammas"], Sequence)
+        and all(map(_measure, own["gammas"]))
+        and len(own["gammas"]) in (0, groups),
+        "names": isinstance(own["names"], Sequence)
+        and all(n is None or isinstance(n, str) for n in own["names"])
+        and len(own["names"]) == parameters,
+    }
+    for key, good in sound.items():
+        if not good:
+            raise ValueError(
+                f"the state dict has {key}={own[key]!r}, which cannot be: it is damaged; take another copy"
+            )
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _measure(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _check_entry(optimizer: DRCL, p: Tensor, entry: Any) -> None:
+    """One parameter's tensors: there, of its shape, finite, importance not negative."""
+    name = optimizer.name_of(p)
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"parameter {name!r}: the saved state does not read; take another copy")
+    given = {key: entry[key] for key in TENSORS if entry.get(key) is not None}
+    needed = {"anchor", "importance"} | ({"z"} if optimizer.solver.splitting != "forward-backward" else set())
+    if given.keys() & needed and not needed <= given.keys():
+        raise ValueError(f"parameter {name!r}: the saved state lacks {', '.join(sorted(needed - given.keys()))}")
+    for key, t in given.items():
+        if not isinstance(t, Tensor):
+            raise ValueError(f"parameter {name!r}: the saved {key!r} is {type(t).__name__}, not a tensor")
+        if t.shape != p.shape:
+            raise ValueError(
+                f"parameter {name!r} has shape {tuple(p.shape)}, but the saved {key!r} has {tuple(t.shape)}; load it "
+                "into an optimizer over the same model"
+            )
+        if not bool(torch.isfinite(t).all()):
+            raise ValueError(f"parameter {name!r}: the saved {key!r} holds NaN or infinite values; take another copy")
+    if "importance" in given and bool((given["importance"] < 0).any()):
+        raise ValueError(f"parameter {name!r}: the saved 'importance' is negative in places; take another copy")
+
+
+@contextlib.contextmanager
+def loading(optimizer: DRCL) -> Iterator[None]:
+    """Loading replaces whole objects; where it fails in the middle the old ones are put back."""
+    owners = [optimizer] if optimizer.inner is None else [optimizer, optimizer.inner]
+    before = [(owner, owner.state, owner.param_groups) for owner in owners]
+    progress = optimizer.progress
+    try:
+        yield
+    except BaseException:
+        for owner, state, groups in before:
+            owner.state, owner.param_groups = state, groups
+        optimizer.progress = progress
+        raise
+
+
+def unpack(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
     """After torch has loaded its part: own copies in the right type and layout, the inner optimizer, the rest."""
     for p, entry in _entries(optimizer, state_dict):
         for key in TENSORS:
             if entry.get(key) is not None:
                 dtype = importance_dtype(p) if key == "importance" else None
                 optimizer.state[p][key] = laid_out_like(p, entry[key], dtype)
-    optimizer._layers = dict(directions.loaded(optimizer, state_dict.get("layers", [])))
     if optimizer.inner is not None:
         optimizer.inner.load_state_dict(copy.deepcopy(state_dict["inner"]))
-        optimizer._link()
+        optimizer.share_groups()
     own = copy.deepcopy(state_dict["drcl"])
-    optimizer._progress = {k: own[k] for k in optimizer._progress}
-    order = [p for g in optimizer.param_groups for p in g["params"]]
-    optimizer._names |= {p: name for p, name in zip(order, own["names"]) if name is not None}
+    names = {p: name for p, name in zip(_order(optimizer), own["names"]) if name is not None}
+    optimizer.progress = Progress(
+        **{key: own[key] for key in PLAIN},
+        names=optimizer.progress.names | names,
+        layers=dict(_unpacked_layers(optimizer, state_dict.get("layers", []))),
+        free={name: t.clone() for name, t in state_dict["free"].items()},
+        buffers={name: t.clone() for name, t in state_dict["buffers"].items()},
+    )
+
+
+def _order(optimizer: DRCL) -> list[Tensor]:
+    """All parameters, in the order in which torch counts them."""
+    return [p for g in optimizer.param_groups for p in g["params"]]
 
 
 def _entries(optimizer: DRCL, state_dict: dict[str, Any]) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-    order = [p for g in optimizer.param_groups for p in g["params"]]
     indices = [i for g in state_dict["param_groups"] for i in g["params"]]
-    for index, p in zip(indices, order):
+    for index, p in zip(indices, _order(optimizer)):
         yield p, state_dict["state"].get(index, {})
+
+
+def _packed_layers(optimizer: DRCL) -> list[dict[str, Any]]:
+    """The layers as tensors and plain values, by the position of their parameters."""
+    order = {p: i for i, p in enumerate(_order(optimizer))}
+    return [
+        {
+            "weight": order[p],
+            "bias_at": None if layer.bias is None else order[layer.bias],
+            **layer.basis.facts(),
+            **{name: t.clone() for name, t in layer.basis.tensors().items()},
+        }
+        for p, layer in optimizer.progress.layers.items()
+    ]
+
+
+def _unpacked_layers(optimizer: DRCL, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Tensor, Layer]]:
+    """Copies of packed layers, checked against this optimizer's parameters."""
+    order = _order(optimizer)
+    for entry in entries:
+        try:
+            weight = order[entry["weight"]]
+            bias = None if entry["bias_at"] is None else order[entry["bias_at"]]
+            tensors = {name: t for name, t in entry.items() if isinstance(t, Tensor)}
+        except (TypeError, KeyError, IndexError, AttributeError) as reason:
+            raise ValueError(f"a layer of the state dict does not read ({reason!r}); take another copy") from None
+        try:
+            basis = Eigenbasis.restored(tensors, entry)
+            basis.check(weight)
+        except ValueError as reason:
+            raise ValueError(
+                f"parameter {optimizer.name_of(weight)!r}: {reason}; load it into an optimizer over the same model"
+            ) from None
+        yield weight, Layer(basis.cast(weight, importance_dtype(weight)), bias)
 
 
 @contextlib.contextmanager
@@ -109,7 +267,7 @@ def all_or_nothing(optimizer: DRCL) -> Iterator[None]:
     owners = [optimizer] if optimizer.inner is None else [optimizer, optimizer.inner]
     states = [{p: {k: _own(v) for k, v in s.items()} for p, s in owner.state.items()} for owner in owners]
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    progress = copy.deepcopy(optimizer._progress)
+    progress = optimizer.progress.plain()
     try:
         yield
     except BaseException:
@@ -120,7 +278,8 @@ def all_or_nothing(optimizer: DRCL) -> Iterator[None]:
             owner.state.update(state)
         for group, before in zip(optimizer.param_groups, groups):
             group.update(before)
-        optimizer._progress = progress
+        for key, value in progress.items():
+            setattr(optimizer.progress, key, value)
         raise
 
 

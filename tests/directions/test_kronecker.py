@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from drcl import Fisher, Kronecker
-from drcl.directions.kronecker import History
+from drcl.importance.base import History
 
 
 def everything(model):
@@ -206,43 +206,39 @@ def test_tokens_are_positions_wherever_the_samples_lie():
 def test_directions_are_orthonormal(n):
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(n, 2 * n), nn.ReLU(), nn.Linear(2 * n, 3))
-    for options in ({}, {"energy": 0.9}, {"rank": 3}):
+    for options in ({}, {"rank": 3}):
         for basis in measured(model, [(torch.randn(32, n), None)], **options).bases.values():
             for u in (basis.inputs, basis.outputs):
                 assert float((u.mT @ u - torch.eye(u.shape[-1])).abs().max()) < 1e-5
 
 
-def test_energy_and_rank_keep_the_largest():
+def test_rank_keeps_the_largest():
     torch.manual_seed(5)
     model = nn.Linear(6, 3, bias=False).double()
     # Orthogonal inputs of squared lengths 60, 25, 10, 5: eigenvalues of A known without any decomposition.
     x = torch.zeros(4, 6).double()
     x[range(4), range(4)] = torch.tensor([60.0, 25.0, 10.0, 5.0]).double().sqrt()
-    sizes = {}
-    for energy in (0.5, 0.6, 0.7, 0.95, 0.96, 1.0):
-        basis = measured(model, [(x, None)], energy=energy).bases["weight"]
-        sizes[energy] = basis.inputs.shape[-1]
-        torch.testing.assert_close(basis.inputs[0, 0, 0].abs(), torch.tensor(1.0).double())
-        assert basis.complete == (energy == 1.0)
-    assert sizes == {0.5: 1, 0.6: 1, 0.7: 2, 0.95: 3, 0.96: 4, 1.0: 6}
-    assert measured(model, [(x, None)], rank=2).bases["weight"].inputs.shape[-1] == 2
+    for rank, kept in ((1, 1), (2, 2), (3, 3), (4, 6), (None, 6)):
+        basis = measured(model, [(x, None)], rank=rank).bases["weight"]
+        assert basis.inputs.shape[-1] == kept
+        few = min(kept, 4)
+        torch.testing.assert_close(basis.inputs[0, :few, :few].abs(), torch.eye(few).double())
+        assert basis.complete == (kept == 6 and basis.outputs.shape[-1] == 3)
 
 
-@pytest.mark.parametrize("rotate", ["inputs", "outputs"])
-def test_a_side_that_is_not_rotated_keeps_its_own_coordinates(rotate):
+@pytest.mark.parametrize(("inputs", "outputs", "largest"), [(4, 3, 4), (2, 4, 3)])
+def test_a_side_that_is_too_long_keeps_its_own_coordinates(inputs, outputs, largest):
+    """With the bias there is one input more."""
     torch.manual_seed(6)
-    model = nn.Linear(4, 3).double()
-    data = [(torch.randn(20, 4).double(), torch.randint(3, (20,)))]
+    model = nn.Linear(inputs, outputs).double()
+    data = [(torch.randn(20, inputs).double(), torch.randint(outputs, (20,)))]
     both = measured(model, data, labels="empirical").bases["weight"]
-    one = measured(model, data, labels="empirical", rotate=rotate).bases["weight"]
-    assert (one.inputs is None, one.outputs is None) == (rotate == "outputs", rotate == "inputs")
+    one = measured(model, data, labels="empirical", largest=largest).bases["weight"]
+    assert (one.inputs is None, one.outputs is None) == (inputs + 1 > largest, outputs > largest)
     other, full = (
         (one.output_factor, both.output_factor) if one.outputs is None else (one.input_factor, both.input_factor)
     )
     torch.testing.assert_close(other[0], full[0].diagonal())
-    long = measured(model, data, largest=4).bases["weight"]  # five inputs with the bias
-    assert long.inputs is None
-    assert long.outputs is not None
 
 
 def test_long_patches_fall_back_to_channels():
@@ -256,7 +252,8 @@ def test_everything_else_keeps_the_diagonal_fisher():
     torch.manual_seed(7)
     model = Transformer()
     data = [(torch.randint(1, 23, (6, 7)), torch.randint(5, (6,)))]
-    found, bases = measured(model, data, labels="sampled")
+    whole = measured(model, data, labels="sampled")
+    found, bases = whole.importance, whole.bases
     diagonal = Fisher().estimate(model, data, everything(model))
     assert {"encoder.layers.0.linear1.weight", "head.weight"} <= set(bases)
     covered = set(bases) | {n.removesuffix("weight") + "bias" for n, b in bases.items() if b.bias}
@@ -282,7 +279,8 @@ def test_tied_and_reused_layers_keep_the_diagonal():
 
     torch.manual_seed(8)
     model, data = Twice(), [(torch.randn(5, 4), torch.randint(4, (5,)))]
-    found, bases = measured(model, data, labels="sampled")
+    whole = measured(model, data, labels="sampled")
+    found, bases = whole.importance, whole.bases
     assert not bases
     for name, value in Fisher().estimate(model, data, everything(model)).items():
         torch.testing.assert_close(found[name], value)
@@ -306,10 +304,7 @@ def test_the_model_is_left_as_it_was_and_repeats_itself():
     ("options", "words"),
     [
         ({"eigenvalues": "some"}, "eigenvalues='some'"),
-        ({"rotate": "left"}, "rotate='left'"),
         ({"convolutions": "pixels"}, "convolutions='pixels'"),
-        ({"energy": 0.0}, "energy=0.0"),
-        ({"energy": 1.5}, "energy=1.5"),
         ({"rank": 0}, "rank=0"),
         ({"largest": None}, "largest=None"),
         ({"samples": 0}, "samples=0"),

@@ -178,11 +178,11 @@ def test_convolutions_along_one_dimension(layer):
 
 def test_convolution_rule_of_accelerators():
     """Where samples are not taken one by one, the same gradients come out of a vectorised convolution."""
-    from drcl.per_sample.layers import _conv_weight_gradient
+    from drcl.per_sample.layers import conv_weight_gradient
 
     layer = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2).double()
     x, d = doubles(5, 1, 4, 9, 9), doubles(5, 1, 6, 5, 5, seed=1)
-    rule = _conv_weight_gradient(layer)
+    rule = conv_weight_gradient(layer)
     found = torch.vmap(rule)(x, d)
     for i in range(5):
         expected = torch.autograd.grad((layer(x[i]) * d[i]).sum(), layer.weight)[0]

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import drcl
-from drcl.prox import L1, L2, Box, ElasticNet
+from drcl.prox import L1, L2, Box, ElasticNet, Penalty
 from drcl.splitting import kernels, native
-from drcl.splitting.kernels import Rule, Weight
+from drcl.splitting.kernels import Step, Weight
 
 SRC = str(Path(drcl.__file__).parents[1])
 MOMENTA = {
@@ -59,11 +59,15 @@ def twin(w):
     return Weight(**{k: t.clone() if isinstance(t, torch.Tensor) else t for k, t in vars(w).items()})
 
 
+def step_of(lr, gamma, strength, prox, damping=0.0, **sgd):
+    return Step(Penalty(prox, gamma, strength, damping), lr=lr, **sgd)
+
+
 def run_and_compare(weights, rule, backend):
     expected = [twin(w) for w in weights]
     for w in expected:
         kernels.reference(w, rule)
-    kernels.negotiate(weights, rule, backend)
+    kernels.take(weights, rule, backend)
     for w, e in zip(weights, expected):
         for key in ("y", "z", "buffer", "g", "anchor", "importance"):
             ours, theirs = getattr(w, key), getattr(e, key)
@@ -74,7 +78,7 @@ def run_and_compare(weights, rule, backend):
 
 def rules(momentum, prox, reflect):
     for decay, maximize, damping, strength in itertools.product((0.0, 0.02), (False, True), (0.0, 0.1), STRENGTHS):
-        yield Rule(
+        yield step_of(
             lr=0.05,
             gamma=0.05,
             strength=strength,
@@ -107,7 +111,7 @@ def test_half_precision_is_computed_in_32_bits_and_rounded_once(backend, dtype, 
         for rule in rules(momentum, prox, reflect):
             half = weight(torch.linspace(-1, 1, 35).reshape(7, 5).to(dtype), rule, False)
             wide = Weight(*(t if t is None else t.float() for t in list(vars(half).values())[:6]), first=False)
-            kernels.negotiate([half], rule, backend)
+            kernels.take([half], rule, backend)
             kernels.reference(wide, rule)
             for key in ("y", "z", "buffer"):
                 ours, exact = getattr(half, key), getattr(wide, key)
@@ -143,14 +147,14 @@ LAYOUTS = {
 @pytest.mark.parametrize("backend", FAST)
 def test_layouts(backend, dtype, layout):
     for prox, momentum, reflect in itertools.product(PROXES, ("plain", "nesterov"), (True, False)):
-        rule = Rule(0.05, 0.05, 3.0, PROXES[prox], reflect=reflect, **MOMENTA[momentum])
+        rule = step_of(0.05, 0.05, 3.0, PROXES[prox], reflect=reflect, **MOMENTA[momentum])
         w = weight(torch.linspace(-1, 1, 36).to(dtype), rule, False, like=LAYOUTS[layout])
         run_and_compare([w], rule, backend)
 
 
 @pytest.mark.parametrize("backend", FAST)
 def test_tensors_of_one_weight_in_different_layouts(backend):
-    rule = Rule(0.05, 0.05, 3.0, L1(), momentum=0.9)
+    rule = step_of(0.05, 0.05, 3.0, L1(), momentum=0.9)
     w = weight(torch.linspace(-1, 1, 36).reshape(6, 6), rule, False)
     w.g = w.g.t().contiguous().t()
     w.importance = w.importance.t().contiguous().t()
@@ -162,7 +166,7 @@ def test_tensors_of_one_weight_in_different_layouts(backend):
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("backend", ["native", "foreach"])
 def test_sizes_around_the_kernels_blocks(backend, threads):
-    rule, before = Rule(0.05, 0.05, 1.0, L1()), torch.get_num_threads()
+    rule, before = step_of(0.05, 0.05, 1.0, L1()), torch.get_num_threads()
     sizes = (1, 31, 1023, 1024, 1025, 16383, 16384, 16385, 40001, 0, 3)
     weights = [weight(torch.linspace(-1, 1, n), rule, False, seed=n) for n in sizes]
     torch.set_num_threads(threads)
@@ -174,7 +178,7 @@ def test_sizes_around_the_kernels_blocks(backend, threads):
 
 @pytest.mark.parametrize("backend", FAST)
 def test_dtypes_and_first_steps_may_be_mixed_in_one_call(backend):
-    rule = Rule(0.05, 0.05, 3.0, L1(), momentum=0.9)
+    rule = step_of(0.05, 0.05, 3.0, L1(), momentum=0.9)
     kinds = itertools.product((torch.float32, torch.float64, torch.bfloat16), (True, False))
     run_and_compare(
         [weight(torch.linspace(-1, 1, 9).to(d), rule, f, seed=i) for i, (d, f) in enumerate(kinds)], rule, backend
@@ -184,7 +188,9 @@ def test_dtypes_and_first_steps_may_be_mixed_in_one_call(backend):
 @pytest.mark.parametrize("backend", FAST)
 def test_a_prox_outside_the_family_uses_the_reference(backend):
     run_and_compare(
-        [weight(torch.linspace(-1, 1, 9), Rule(0.05, 0.05, 3.0, Box()), False)], Rule(0.05, 0.05, 3.0, Box()), backend
+        [weight(torch.linspace(-1, 1, 9), step_of(0.05, 0.05, 3.0, Box()), False)],
+        step_of(0.05, 0.05, 3.0, Box()),
+        backend,
     )
 
 
@@ -194,7 +200,7 @@ def test_compiled():
         warnings.filterwarnings("error", message="drcl")
         for dtype, momentum, reflect in ((torch.float32, "nesterov", True), (torch.float32, "plain", False)):
             for prox, strength, first in itertools.product(PROXES, STRENGTHS, (True, False)):
-                rule = Rule(
+                rule = step_of(
                     0.05,
                     0.05,
                     strength,
@@ -214,7 +220,7 @@ def test_compiled():
 
 
 def test_a_failing_compiler_leaves_no_weight_stepped_twice(monkeypatch):
-    rule = Rule(0.05, 0.05, 3.0, L1())
+    rule = step_of(0.05, 0.05, 3.0, L1())
     weights = [weight(torch.linspace(-1, 1, 9), rule, False, seed=s) for s in range(3)]
     calls = []
 
@@ -238,7 +244,7 @@ def test_a_failing_compiler_leaves_no_weight_stepped_twice(monkeypatch):
 @pytest.mark.parametrize("maximize", [False, True])
 def test_the_reference_without_penalty_is_torch_sgd(momentum, maximize):
     """strength 0 without reflection: y' = y - s, with s as torch.optim.SGD takes it, over several steps."""
-    rule = Rule(0.1, 0.1, 0.0, L1(), weight_decay=0.03, maximize=maximize, reflect=False, **MOMENTA[momentum])
+    rule = step_of(0.1, 0.1, 0.0, L1(), weight_decay=0.03, maximize=maximize, reflect=False, **MOMENTA[momentum])
     p = torch.nn.Parameter(torch.linspace(-1, 1, 12))
     sgd = torch.optim.SGD([p], lr=0.1, weight_decay=0.03, maximize=maximize, **MOMENTA[momentum])
     w = weight(p.detach().clone(), rule, True)
@@ -260,7 +266,7 @@ def test_the_reference_is_algorithm_1_in_numpy():
     r = 2 * x - y
     z = a + np.sign(r - a) * np.maximum(np.abs(r - a) - gamma * lam * f, 0)
     w = Weight(*(torch.from_numpy(v.copy()) for v in (y, g, a, f)), z=torch.zeros(50, dtype=torch.float64))
-    kernels.reference(w, Rule(gamma, gamma, lam, L1()))
+    kernels.reference(w, step_of(gamma, gamma, lam, L1()))
     np.testing.assert_allclose(w.z, z, atol=1e-15)
     np.testing.assert_allclose(w.y, y + z - x, atol=1e-15)
 
@@ -346,7 +352,7 @@ def test_a_compiler_that_does_not_compile(monkeypatch, tmp_path, compiler):
 @pytest.mark.parametrize("backend", ["foreach", "reference"])
 def test_a_backend_in_plain_torch_never_asks_for_a_compiler(monkeypatch, backend):
     monkeypatch.setattr(native, "load", lambda: pytest.fail("asked for the compiled kernel"))
-    rule = Rule(0.05, 0.05, 3.0, L1())
+    rule = step_of(0.05, 0.05, 3.0, L1())
     w = weight(torch.linspace(-1, 1, 9), rule, False)
     assert kernels.first_non_finite([w.g], backend) == -1
     run_and_compare([w], rule, backend)

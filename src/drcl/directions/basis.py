@@ -3,8 +3,9 @@
 A layer's weight is a matrix W, its bias a last column. With A the second moment of the layer's inputs and G that of
 its output derivatives, U_A and U_G their eigenvectors, the directions are the products of a column of U_G and one of
 U_A, and D = U_G^T (w - a) U_A says how far the weights have gone along each. The basis is orthonormal, so a proximal
-map taken on D is the exact proximal map of the penalty on D. `drcl.directions.kronecker` makes these; the optimizer
-uses them.
+map taken on D is the exact proximal map of the penalty on D. Of all importances that are diagonal in this basis the
+mean squared gradients along it are the closest to the Fisher matrix (EK-FAC: George et al. 2018).
+`drcl.directions.kronecker` makes these; the optimizer uses them.
 
 Matrices here are `[groups, positions, outputs, inputs]`: a grouped convolution has one matrix a group, and one whose
 kernel positions are kept apart (``convolutions="channels"``) has one a position, all with the same basis.
@@ -26,9 +27,9 @@ TENSORS = ("inputs", "outputs", "eigenvalues", "input_factor", "output_factor")
 class Eigenbasis:
     """One layer's directions, the importance of each, and the factors the next task's are added to.
 
-    `inputs` and `outputs` hold directions as columns; None where a side is not rotated. With fewer columns than rows
-    only the directions that carry most importance are told apart. What a side leaves out is then one more row or column
-    of `eigenvalues`, its last, with the mean importance there; without that it is not protected.
+    `inputs` and `outputs` hold directions as columns; None where a side is too long to be rotated. With fewer columns
+    than rows only the directions that carry most importance are told apart. What a side leaves out is then one more row
+    or column of `eigenvalues`, its last, with the mean importance there.
     """
 
     inputs: Tensor | None  # [groups, n, kept]
@@ -59,11 +60,6 @@ class Eigenbasis:
     def complete(self) -> bool:
         """Whether every direction of the layer is kept."""
         return self.kept == self.size
-
-    @property
-    def free(self) -> bool:
-        """Whether some are not, and those are not protected."""
-        return not self.complete and self.eigenvalues.shape[2:] == self.kept
 
     @property
     def directions(self) -> int:
@@ -145,25 +141,16 @@ class Eigenbasis:
 
     def diagonal(self) -> tuple[Tensor, Tensor | None]:
         """The importance of each weight: the diagonal of U diag(eigenvalues) U^T, of the same sum (matrix, bias)."""
-        whole = self._between(_overlap(None, 0, self.outputs), _overlap(None, 0, self.inputs))
+        whole = self._between(_overlap(None, self.outputs), _overlap(None, self.inputs))
         return (whole[..., :-1], whole[..., -1]) if self.bias else (whole, None)
 
     def seen_in(self, other: Eigenbasis) -> Tensor:
         """The diagonal of this importance in the directions of `other`."""
-        return self._between(
-            _overlap(other.outputs, other._rests[0], self.outputs), _overlap(other.inputs, other._rests[1], self.inputs)
-        )
+        return self._between(_overlap(other.outputs, self.outputs), _overlap(other.inputs, self.inputs))
 
-    def see(self, w: Tensor, b: Tensor | None) -> Tensor:
-        """The diagonal, in these directions, of an importance that is diagonal in the weights."""
-        whole = torch.cat([w, (w.new_zeros(w.shape[:-1]) if b is None else b)[..., None]], -1) if self.bias else w
-        weights = replace(self, inputs=None, outputs=None, eigenvalues=whole)
-        return weights.seen_in(self)
-
-    @property
-    def _rests(self) -> tuple[int, int]:
-        """Whether there is a row for outputs left out, and a column for inputs."""
-        return self.eigenvalues.shape[2] - self.kept[0], self.eigenvalues.shape[3] - self.kept[1]
+    def see(self, weights: Tensor) -> Tensor:
+        """The diagonal, in these directions, of an importance that is diagonal in the weights and the bias."""
+        return replace(self, inputs=None, outputs=None, eigenvalues=weights).seen_in(self)
 
     def _between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
         rows, columns = self.eigenvalues.shape[2:]
@@ -192,20 +179,14 @@ class Eigenbasis:
         if not needed <= set(tensors) <= set(TENSORS) or not {f.name for f in fields(cls)} - set(TENSORS) <= set(facts):
             raise ValueError("a Kronecker basis is incomplete")
         made = {name: tensors.get(name) for name in TENSORS}
-        basis = cls(**made, bias=bool(facts["bias"]), count=float(facts["count"]))  # type: ignore[arg-type]
-        if facts.get("rest") is None or basis.eigenvalues.ndim != 4:
-            return basis
-        # Early files held all that is left out by one mean.
-        rows, columns = (int(a < b) for a, b in zip(basis.kept, basis.size))
-        padded = torch.nn.functional.pad(basis.eigenvalues, (0, columns, 0, rows), value=float(facts["rest"]))
-        return replace(basis, eigenvalues=padded)
+        return cls(**made, bias=bool(facts["bias"]), count=float(facts["count"]))  # type: ignore[arg-type]
 
     def check(self, weight: torch.Size | Tensor) -> None:
         """ValueError unless the tensors are finite and fit a weight of this shape."""
         shape = tuple(weight.shape if isinstance(weight, Tensor) else weight)
         if self.eigenvalues.ndim != 4 or len(shape) < 2:
             raise ValueError(f"a Kronecker basis does not fit a weight of shape {shape}")
-        groups, positions, rows, columns = self.eigenvalues.shape
+        groups, positions = self.eigenvalues.shape[:2]
         outputs = shape[0] // max(groups, 1)
         size = 1
         for n in shape[1:]:
@@ -214,11 +195,10 @@ class Eigenbasis:
         kept_out, kept_in = (
             side if u is None else u.shape[-1] for u, side in ((self.outputs, outputs), (self.inputs, n))
         )
-        one_more = (rows, columns) == (kept_out + (kept_out < outputs), kept_in + (kept_in < n))
         expected = {
             "inputs": (groups, n, min(kept_in, n)),
             "outputs": (groups, outputs, min(kept_out, outputs)),
-            "eigenvalues": (groups, positions, rows, columns) if one_more else (groups, positions, kept_out, kept_in),
+            "eigenvalues": (groups, positions, kept_out + (kept_out < outputs), kept_in + (kept_in < n)),
             "input_factor": (groups, n, n) if self.inputs is not None else (groups, n),
             "output_factor": (groups, outputs, outputs) if self.outputs is not None else (groups, outputs),
         }
@@ -252,10 +232,10 @@ def as_weight(matrix: Tensor, like: Tensor) -> Tensor:
     return matrix.permute(0, 2, 3, 1).reshape(like.shape)
 
 
-def _overlap(new: Tensor | None, rest: int, old: Tensor | None) -> Tensor | None:
+def _overlap(new: Tensor | None, old: Tensor | None) -> Tensor | None:
     """Squared cosines between new and old directions, [groups, new, old]; None where they are the same.
 
-    The last column is what the old ones leave out. With `rest` the last row is the mean over what the new ones do.
+    The last column is what the old ones leave out, the last row the mean over what the new ones do if they do.
     """
     if new is None:
         if old is None:
@@ -265,8 +245,7 @@ def _overlap(new: Tensor | None, rest: int, old: Tensor | None) -> Tensor | None
         found = new.mT.square() if old is None else (new.mT @ old).square()
     if old is not None:
         found = torch.cat([found, 1 - found.sum(-1, keepdim=True)], -1)
-    if rest:
-        assert new is not None
+    if new is not None and new.shape[2] < new.shape[1]:
         n, k = new.shape[1:]
         everything = found.new_ones(found.shape[-1])
         if old is not None:
@@ -275,8 +254,8 @@ def _overlap(new: Tensor | None, rest: int, old: Tensor | None) -> Tensor | None
     return found.clamp_(min=0)
 
 
-def eigenvectors(factor: Tensor, energy: float, rank: int | None) -> Tensor:
-    """Orthonormal columns [groups, n, kept], largest eigenvalue first, enough to carry this share of the trace.
+def eigenvectors(factor: Tensor, rank: int | None) -> Tensor:
+    """Orthonormal columns [groups, n, kept], largest eigenvalue first.
 
     Of a side that is more than half again as long as `rank` there are at most so many; below that nothing is saved.
     """
@@ -287,14 +266,9 @@ def eigenvectors(factor: Tensor, energy: float, rank: int | None) -> Tensor:
     wide = wide / scale[:, None, None]
     wide = wide.cpu() if wide.device.type == "mps" else wide
     try:
-        values, vectors = torch.linalg.eigh(wide)
+        vectors = torch.linalg.eigh(wide).eigenvectors
     except torch.linalg.LinAlgError:
-        values, vectors = torch.linalg.eigh(wide.double() + 1e-10 * torch.eye(n, dtype=torch.float64).to(wide.device))
-    values, vectors = values.flip(-1).clamp(min=0), vectors.flip(-1)
-    kept = n
-    if energy < 1:
-        share = values.double().cumsum(-1) / values.double().sum(-1, keepdim=True).clamp(min=1e-300)
-        kept = int((share < energy).sum(-1).max()) + 1  # the hungriest group decides for all
-    if rank is not None and 2 * n > 3 * rank:
-        kept = min(kept, rank)
-    return vectors[..., :kept].to(factor.device, factor.dtype).contiguous()
+        nudge = 1e-10 * torch.eye(n, dtype=torch.float64).to(wide.device)
+        vectors = torch.linalg.eigh(wide.double() + nudge).eigenvectors
+    kept = rank if rank is not None and 2 * n > 3 * rank else n
+    return vectors.flip(-1)[..., :kept].to(factor.device, factor.dtype).contiguous()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from drcl.directions.basis import Eigenbasis
-from drcl.splitting.kernels import Rule
+from drcl.prox import Penalty
 
 
 @dataclass
@@ -29,12 +29,12 @@ class Coordinates:
     basis: Eigenbasis
     d: Tensor
     kept: Tensor = field(init=False)
-    rows: Tensor | None = None  # U_G^T D, where inputs are left out and protected
+    rows: Tensor | None = None  # U_G^T D, where inputs are left out
     columns: Tensor | None = None  # D U_A, where outputs are
 
     def __post_init__(self) -> None:
         basis = self.basis
-        if basis.complete or basis.free:
+        if basis.complete:
             self.kept = basis.rotate(self.d)
             return
         (j, k), (m, n) = basis.kept, basis.size
@@ -67,23 +67,19 @@ class Coordinates:
             found = torch.cat([found, columns.clamp(min=0).sqrt().to(found.dtype)[..., None, :]], -2)
         return found
 
-    def ratios(self, rule: Rule) -> Tensor:
+    def ratios(self, penalty: Penalty) -> Tensor:
         """The strength that would just hold each coordinate."""
-        unit = (self.basis.eigenvalues + rule.damping) * (rule.gamma * (rule.mix or 1.0))
+        unit = (self.basis.eigenvalues + penalty.damping) * (penalty.gamma * (penalty.mix or 1.0))
         return self.sizes() / (unit * self._roots())
 
-    def settled(self, rule: Rule) -> Tensor | None:
-        """z - a by the prox, in the shape of D; None where that is zero throughout.
-
-        With directions that are not protected it is what the prox adds to D.
-        """
+    def settled(self, penalty: Penalty) -> Tensor | None:
+        """z - a by the prox, in the shape of D; None where that is zero throughout."""
         basis, (j, k) = self.basis, self.basis.kept
         values = basis.eigenvalues
-        kept = rule.prox(self.kept, torch.zeros_like(self.kept), rule.threshold(values[..., :j, :k]))
+        kept = penalty(self.kept, torch.zeros_like(self.kept), values[..., :j, :k])
         if self.rows is None and self.columns is None:
-            change = kept.sub_(self.kept) if basis.free else kept
-            return basis.rotate_back(change) if basis.free or bool(change.any()) else None
-        factors = self._factors(rule)
+            return basis.rotate_back(kept) if bool(kept.any()) else None
+        factors = self._factors(penalty)
         if not bool(kept.any()) and not bool(factors.any()):
             return None
         u, v = basis.sides()
@@ -107,10 +103,18 @@ class Coordinates:
         back = torch.cat([self.rows.mul_(across - tail), u.mT.expand(*self.rows.shape[:2], -1, -1)], -2)
         return _plus(self.d, ways, back, tail)
 
-    def _factors(self, rule: Rule) -> Tensor:
+    def penalty(self, penalty: Penalty) -> float:
+        """strength * penalty of D: direction by direction, and of each vector that has one penalty."""
+        mix, sizes = penalty.mix, self.sizes().double()
+        assert mix is not None
+        weight = penalty.strength * (self.basis.eigenvalues.double() + penalty.damping)
+        value = weight * (mix * self._roots().double() * sizes + (1 - mix) / 2 * sizes.square())
+        return float(torch.where(sizes == 0, 0.0, value).sum())
+
+    def _factors(self, penalty: Penalty) -> Tensor:
         """What the prox leaves of a vector with one penalty: a soft threshold spread over it, and a shrinkage."""
-        t = rule.gamma * rule.strength * (self.basis.eigenvalues + rule.damping)
-        mix = rule.mix or 0.0
+        t = penalty.gamma * penalty.strength * (self.basis.eigenvalues + penalty.damping)
+        mix = penalty.mix or 0.0
         shrunk = 1 / (1 + t * (1 - mix))
         if not mix:
             return shrunk

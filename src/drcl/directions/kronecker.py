@@ -3,52 +3,41 @@
 `DRCL.consolidate(model, data, importance=drcl.Kronecker())` protects directions instead of single weights: those along
 which the earlier tasks' inputs and derivatives lie (`drcl.directions.basis`). Linear layers and convolutions are
 covered, every other parameter gets its diagonal Fisher in the same call, in the same units.
+
+Closest relatives: R-EWC turns a layer into coordinates in which its Fisher information is nearly diagonal and runs EWC
+there (Liu, Masana, Herranz, van de Weijer, Lopez, Bagdanov, "Rotate your networks", 2018). Online structured Laplace
+carries Kronecker factors from task to task as the precision of a posterior, and penalises in the loss (Ritter, Botev,
+Barber 2018). Natural continual learning takes such a precision as the metric of its steps (Kao, Jensen, van de Ven,
+Bernacchia, Hennequin 2021). Here the turned coordinates are where a proximal map is taken, which may be L1.
 """
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drcl.directions.basis import Eigenbasis, as_matrix, as_weight, bias_of, eigenvectors
-from drcl.directions.factors import KINDS, Eigenvalues, Factors, Reader
-from drcl.importance.fisher import Fisher, Labels, _bare, _check_parameters, _checked, default_forward
-from drcl.options import task_sum
-from drcl.per_sample.draw import batch_length, draw, take, tensors
-from drcl.per_sample.hooks import OnePass, Unsupported, shapes_of_outputs
-from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
-from drcl.preserve import undisturbed
+from drcl.directions.basis import Eigenbasis, as_matrix, as_weight, bias_of
+from drcl.directions.factors import Factors, basis_of
+from drcl.directions.passes import Passes
+from drcl.importance.accumulation import (
+    add_diagonal,
+    add_diagonal_to_factors,
+    add_eigenvalues,
+    add_factors,
+    in_estimators_unit,
+    unit_of,
+)
+from drcl.importance.arguments import no_samples, ready
+from drcl.importance.base import History, Measured
+from drcl.importance.fisher import Fisher, Labels
+from drcl.per_sample.draw import batch_length, draw
+from drcl.per_sample.plan import Forward
 
-__all__ = ["History", "Kronecker", "Measured"]
-
-Sides = Literal["both", "inputs", "outputs"]
-
-
-class Measured(NamedTuple):
-    """Importance in the estimator's own units. Where a basis is, earlier tasks are already in it."""
-
-    importance: dict[str, Tensor]
-    bases: dict[str, Eigenbasis]  # by the name of the weight
-
-
-@dataclass(frozen=True)
-class History:
-    """What earlier tasks left, in units of their mean, and how a new task is added to it."""
-
-    bases: Mapping[str, Eigenbasis] = field(default_factory=dict)
-    importance: Mapping[str, Tensor] = field(default_factory=dict)
-    mean: float = 0.0
-    keep: float = 0.0  # how much of it stays
-    normalise: str = "global"  # "tensor": a new task has mean one in each layer; else see options.task_sum
-    groups: Mapping[str, int] = field(default_factory=dict)  # a bias of another group is not part of its layer
+__all__ = ["Kronecker"]
 
 
 @dataclass(frozen=True)
@@ -64,19 +53,15 @@ class Kronecker(Fisher):
 
     Args:
         eigenvalues: "exact" measures the importance of each direction as the mean square of per-sample gradients
-            along it (EK-FAC), in a second pass; what earlier tasks left is carried over as the diagonal of their
-            importance in the new directions, which keeps its sum. "product" multiplies the eigenvalues of the
-            summed factors: one pass, coarser.
-        rotate: "both" sides, or "inputs" or "outputs" only: half the work of a step, and half the factors.
+            along it (EK-FAC: George et al. 2018), in a second pass; what earlier tasks left is carried over as the
+            diagonal of their importance in the new directions, which keeps its sum. "product" multiplies the
+            eigenvalues of the summed factors: one pass, coarser.
         convolutions: "patches" takes channels and kernel positions together; "channels" rotates channels only and
             keeps a convolution's kernel positions apart (and its bias out of it): for wide convolutions, whose
             patches are long.
-        energy: tell apart only as many directions on each side as carry this share of its factor's trace.
         rank: tell apart at most this many directions of a side that is more than half again as long; None: of any.
-            A shorter side is kept whole, which costs no more.
-        rest: what becomes of the directions left out by these two. "mean" holds them by the mean of their importance,
-            one mean for each output direction that is kept, one for each input direction, one for all others; "free"
-            does not protect them at all (a strength of inf still holds every weight).
+            A shorter side is kept whole, which costs no more. What is left out is held by the mean of its importance,
+            one mean for each output direction that is kept, one for each input direction, one for all others.
         largest: a side longer than this is not rotated (a convolution's patches: its channels are tried first).
 
     A step rotates the weights there and back: with m outputs, n inputs and j, k directions kept some 4 m n (j + k)
@@ -87,21 +72,17 @@ class Kronecker(Fisher):
 
     labels: Labels = "signs"
     eigenvalues: Literal["exact", "product"] = "exact"
-    rotate: Sides = "both"
     convolutions: Literal["patches", "channels"] = "patches"
-    energy: float = 1.0
     rank: int | None = 256
-    rest: Literal["mean", "free"] = "mean"
     largest: int = 4096
+
+    finds_directions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choices = {"eigenvalues": ("exact", "product"), "rotate": get_args(Sides)}
-        for name, allowed in {**choices, "convolutions": ("patches", "channels"), "rest": ("mean", "free")}.items():
+        for name, allowed in {"eigenvalues": ("exact", "product"), "convolutions": ("patches", "channels")}.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"Kronecker({name}={getattr(self, name)!r}): use one of {', '.join(allowed)}")
-        if isinstance(self.energy, bool) or not isinstance(self.energy, int | float) or not 0 < self.energy <= 1:
-            raise ValueError(f"Kronecker(energy={self.energy!r}): energy is a share above 0 and at most 1")
         for name in ("rank", "largest"):
             value = getattr(self, name)
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
@@ -109,8 +90,8 @@ class Kronecker(Fisher):
                 raise ValueError(f"Kronecker({name}={value!r}): {name} must be a whole number of at least 1")
 
     def describe(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("eigenvalues", "rotate", "convolutions", "rest", "largest")}
-        own |= {"energy": float(self.energy), "rank": None if self.rank is None else int(self.rank)}
+        own = {name: getattr(self, name) for name in ("eigenvalues", "convolutions", "largest")}
+        own["rank"] = None if self.rank is None else int(self.rank)
         return {**super().describe(), "estimator": "Kronecker", **own}
 
     def estimate(
@@ -133,289 +114,79 @@ class Kronecker(Fisher):
     ) -> Measured:
         """Bases for the layers that have one, and an importance for every weight."""
         history = History() if history is None else history
-        model = _bare(model)
-        _check_parameters(model, parameters)
-        with undisturbed(model, seed=self.seed):
-            model.eval()
-            hook = default_forward if forward is None else _checked(forward)
+        with ready(model, parameters, forward, self.seed) as (bare, call):
             data = [b for b in draw(batches, self.samples, self.seed, self.batch_size) if batch_length(b)]
             if not data:
-                raise ValueError(
-                    "batches holds no samples: the loader is empty, or it is a generator already used up; "
-                    "pass a loader or a list, or make the generator anew"
-                )
-            for p in model.parameters():
-                p.requires_grad_(False)
-            work = _Work(self, model, data, parameters, hook, history.groups)
-            importance = work.diagonal()
-            found, unit = work.bases(history, importance)
-            importance = {name: t * unit for name, t in importance.items()}
-        for name, basis in found.items():
+                raise no_samples()
+            fisher = Fisher(self.samples, self.labels, self.loss, self.seed, self.batch_size)
+            channels = self.convolutions == "channels"
+            passes = Passes(fisher, bare, data, parameters, call, history.groups, channels, self.largest)
+            factors = passes.factors()
+            rest = passes.diagonal()
+            diagonal = sum(float(t.double().sum()) for t in rest.values())
+            weights = sum(p.numel() for p in parameters.values())
+            unit = unit_of(history, sum(f.trace() for f in factors.values()) + diagonal, weights)
+            bases = {name: self._basis(name, f, history, unit) for name, f in factors.items()}
+            if self.eigenvalues == "exact":
+                exact = passes.eigenvalues(bases)
+                total = sum(e.trace() / passes.samples for e in exact.values()) + diagonal
+                unit = unit_of(history, total, weights)
+                for name, e in exact.items():
+                    values = e.means(passes.samples) * unit
+                    bases[name] = _with_eigenvalues(name, values, bases[name], factors[name], history)
+        importance = {name: t * unit for name, t in rest.items()}
+        for name, basis in bases.items():
             weight, bias = basis.diagonal()
             importance[name] = as_weight(weight, parameters[name])
             if bias is not None:
                 importance[bias_of(name)] = bias.flatten()
         # In the caller's order, which is the order of reports.
-        return Measured({name: importance[name] for name in parameters}, found)
+        ordered = {name: importance[name] for name in parameters}
+        return Measured(ordered, bases, in_unit=True, with_earlier=frozenset(importance.keys() - rest.keys()))
 
-
-class _Work:
-    """One estimate: the layers found, their factors, and the passes over the samples."""
-
-    def __init__(
-        self,
-        options: Kronecker,
-        model: nn.Module,
-        data: list[Any],
-        parameters: dict[str, nn.Parameter],
-        forward: Forward,
-        groups: Mapping[str, int],
-    ) -> None:
-        self.options, self.model, self.data = options, model, data
-        self.parameters, self.forward = parameters, forward
-        self.samples = sum(batch_length(b) for b in data)
-        self.layers: dict[str, nn.Module] = {}
-        ours = {id(p): name for name, p in parameters.items()}
-        for module in model.modules():
-            if type(module) not in KINDS:
-                continue
-            name = ours.get(id(module.weight), "")
-            if name.endswith("weight") and parameters[name].numel():
-                self.layers.setdefault(name, module)
-        self.apart = {name: self._apart(name) for name in self.layers}
-        self.biased = {
-            name
-            for name, module in self.layers.items()
-            if not self.apart[name]
-            and ours.get(id(module.bias)) == bias_of(name)
-            and groups.get(name) == groups.get(bias_of(name))
-        }
-        self._try()
-        self.factors = {
-            name: Factors(module, name in self.biased, self.apart[name], options.rotate, options.largest)
-            for name, module in self.layers.items()
-        }
-        self._read(self.factors)
-        for name, f in self.factors.items():
-            if not bool(torch.isfinite(f.a).all() & torch.isfinite(f.g).all()):
-                raise FloatingPointError(
-                    f"the gradient of parameter {name!r} is not finite on some samples (nan, inf or too "
-                    "large to square); look for diverged training or bad values in the data first"
-                )
-
-    def _apart(self, name: str) -> bool:
-        """Whether a convolution's kernel positions are kept apart: asked for, or its patches are too long."""
-        module, weight = self.layers[name], self.parameters[name]
-        if isinstance(module, nn.Linear) or weight[0, 0].numel() == 1:
-            return False
-        rotated = self.options.rotate in ("both", "inputs")
-        return self.options.convolutions == "channels" or (rotated and weight[0].numel() >= self.options.largest)
-
-    def _covered(self) -> dict[str, nn.Parameter]:
-        names = set(self.layers) | {bias_of(name) for name in self.biased}
-        return {name: p for name, p in self.parameters.items() if name in names}
-
-    def _tap(self) -> OnePass:
-        """Taps on the layers that are left, and nothing else."""
-        onepass = OnePass(self.model, self._covered())
-        for module in list(onepass.owned):
-            if module not in self.layers.values():
-                del onepass.owned[module], onepass.rules[module]
-        return onepass
-
-    def _try(self) -> None:
-        """Keep the layers whose gradients are what a tap on them says, tried on two samples."""
-        if not self.layers:
-            return
-        batch = self.data[0]
-        pair = take(batch, [0, min(1, batch_length(batch) - 1)])
-
-        def probe(output: Any, target: Any, length: int) -> Cotangents:
-            generator = torch.Generator().manual_seed(0)
-            return [[torch.randn(o.shape, generator=generator).to(o) for o in tensors(output)]]
-
-        covered = self._covered()
-        with warnings.catch_warnings():
-            # What has to be slow is said when it is done in earnest.
-            warnings.simplefilter("ignore")
-            truth, _ = per_sample_moments(self.model, [pair], covered, self.forward, probe, 2)
-        onepass = OnePass(self.model, covered)
-        with shapes_of_outputs(onepass.rules) as shapes, torch.no_grad():
-            self.forward(self.model, take(pair, slice(0, 1)))
-        uses = Counter(name for module, _ in shapes for name in onepass.owned[module].values())
-        self._keep(name for name in covered if uses[name] == 1)
-        self.onepass = onepass = self._tap()
-        totals = {name: torch.zeros_like(t) for name, t in truth.items()}
-        with _taps(onepass), onepass.listening():
-            output, target = self.forward(self.model, pair)
-            onepass.layout(2, shapes)
-            try:
-                onepass.backward(output, probe(output, target, 2), 2, totals, 2)
-            except Unsupported:
-                self._keep(())
-        close = {n for n, t in truth.items() if (totals[n] - t).double().norm() <= 0.03 * t.double().norm()}
-        self._keep(close & set(onepass.names))
-        onepass.forget([name for name in onepass.names if name not in self._covered()])
-
-    def _keep(self, names: Iterable[str]) -> None:
-        kept = set(names)
-        self.layers = {
-            n: m for n, m in self.layers.items() if n in kept and (n not in self.biased or bias_of(n) in kept)
-        }
-        self.biased &= set(self.layers)
-
-    def _read(self, readers: Mapping[str, Reader]) -> None:
-        """One pass over the samples: every layer's reader is shown what goes in and what comes back."""
-        if not readers:
-            return
-        onepass, totals = self.onepass, {name: torch.zeros(()) for name in self._covered()}
-        onepass.rules = {self.layers[name]: reader for name, reader in readers.items()}
-        rng = np.random.default_rng([self.options.seed, 1])
-        with _taps(onepass):
-            for batch in self.data:
-                length = batch_length(batch)
-                for reader in readers.values():
-                    if isinstance(reader, Factors):
-                        reader.fresh = True
-                with onepass.listening():
-                    output, target = self.forward(self.model, batch)
-                    cotangents = self.options._directions(output, target, length, rng)
-                    try:
-                        onepass.backward(output, cotangents, length, totals, 2)
-                    except Unsupported as reason:
-                        raise ValueError(
-                            f"Kronecker: {reason}; give it batches that the model treats alike, or use drcl.Fisher()"
-                        ) from None
-
-    def diagonal(self) -> dict[str, Tensor]:
-        """The mean squared gradients of everything that has no basis."""
-        covered = self._covered()
-        rest = {name: p for name, p in self.parameters.items() if name not in covered}
-        if not rest:
-            return {}
-        return replace(_fisher(self.options), samples=self.samples).estimate(self.model, self.data, rest, self.forward)
-
-    def bases(self, history: History, rest: Mapping[str, Tensor]) -> tuple[dict[str, Eigenbasis], float]:
-        """All layers' bases, and the unit of everything that has none, whose importance is `rest`."""
-        diagonal = sum(float(t.double().sum()) for t in rest.values())
-        traces = {}
-        for name, f in self.factors.items():
-            f.a.div_(max(f.samples, 1))
-            f.g.div_(max(f.samples, 1))
-            traces[name] = self._product_trace(name, f.a, f.g)
-        units, unit = self._units(traces, diagonal, history)
-        found = {name: self._basis(name, history, units[name]) for name in self.layers}
-        if self.options.eigenvalues == "exact":
-            found, unit = self._with_exact_eigenvalues(found, history, diagonal)
-        return found, unit
-
-    def _units(self, traces: Mapping[str, float], diagonal: float, history: History) -> tuple[dict[str, float], float]:
-        """What this task's importance is multiplied by in each layer, and outside of them."""
-        if history.normalise == "tensor":
-            return {name: self._size(name) / t if t > 0 else 1.0 for name, t in traces.items()}, 1.0
-        unit, total = 1.0, sum(traces.values()) + diagonal
-        wanted = task_sum(history.normalise, sum(p.numel() for p in self.parameters.values()))
-        if wanted is not None and 0 < total < float("inf"):
-            unit = wanted / total
-        return dict.fromkeys(traces, unit), unit
-
-    def _size(self, name: str) -> int:
-        """How many directions the layer has."""
-        f = self.factors[name]
-        return f.groups * f.positions * f.outputs * f.inputs
-
-    def _basis(self, name: str, history: History, unit: float) -> Eigenbasis:
+    def _basis(self, name: str, f: Factors, history: History, unit: float) -> Eigenbasis:
         """This task's factors and the earlier ones', their eigenvectors, and the product of their eigenvalues."""
-        f = self.factors[name]
         a, g, count = f.a, f.g * unit, 1.0
-        old = self._fitting(name, history)
+        old = _earlier_basis(name, f, history)
+        weights = _earlier_weights(name, f, history) if old is None else None
         if old is not None:
-            a.add_(old.input_factor, alpha=history.keep)
-            g.add_(old.output_factor, alpha=history.keep)
-            count += history.keep * old.count
-        elif history.keep and name in history.importance:
-            _add_diagonal(a, g, self._earlier(name, history), history.keep)
-            count += history.keep
-        limits = self.options.energy, self.options.rank
-        u = eigenvectors(a, *limits) if a.ndim == 3 else None
-        v = eigenvectors(g, *limits) if g.ndim == 3 else None
-        rest = self.options.rest == "mean"
-        inputs, outputs = _along(a, u, rest), _along(g, v, rest)
-        values = (outputs[:, None, :, None] * inputs[:, None, None, :] / count).clamp_(min=0)
-        values = values.expand(-1, f.positions, -1, -1).contiguous()
-        return Eigenbasis(u, v, values, a, g, name in self.biased, count)
-
-    def _product_trace(self, name: str, a: Tensor, g: Tensor) -> float:
-        """The importance of all directions together, as the factors have it."""
-        return float((_trace(a) * _trace(g)).double().sum()) * self.factors[name].positions
-
-    def _with_exact_eigenvalues(
-        self, bases: dict[str, Eigenbasis], history: History, diagonal: float
-    ) -> tuple[dict[str, Eigenbasis], float]:
-        readers = {name: Eigenvalues(self.layers[name], basis) for name, basis in bases.items()}
-        self._read(readers)
-        found = {}
-        traces = {name: reader.trace() / self.samples for name, reader in readers.items()}
-        units, unit = self._units(traces, diagonal, history)
-        for name, basis in bases.items():
-            values = readers[name].means(self.samples) * units[name]
-            old = self._fitting(name, history)
-            if old is not None:
-                values.add_(old.seen_in(basis), alpha=history.keep * history.mean)
-            elif history.keep and name in history.importance:
-                values.add_(basis.see(*self._earlier(name, history)), alpha=history.keep)
-            found[name] = replace(basis, eigenvalues=values.clamp_(min=0))
-        return found, unit
-
-    def _fitting(self, name: str, history: History) -> Eigenbasis | None:
-        """The layer's earlier basis, if it was made with the same options."""
-        old, f = history.bases.get(name), self.factors[name]
-        if old is None or not history.keep:
-            return None
-        same = old.input_factor.shape == f.a.shape and old.output_factor.shape == f.g.shape
-        same = same and old.bias == f.bias and old.eigenvalues.shape[1] == f.positions
-        return old if same else None
-
-    def _earlier(self, name: str, history: History) -> tuple[Tensor, Tensor | None]:
-        """What single weights mattered to earlier tasks, in the estimator's units."""
-        f = self.factors[name]
-        weight = as_matrix(history.importance[name].to(f.a.dtype), f.groups, f.positions) * history.mean
-        if not f.bias:
-            return weight, None
-        return weight, history.importance[bias_of(name)].to(f.a.dtype).reshape(f.groups, 1, -1) * history.mean
+            count = add_factors(history, a, g, old)
+        elif weights is not None:
+            count = add_diagonal_to_factors(history, a, g, weights)
+        return basis_of(a, g, self.rank, f.positions, f.bias, count)
 
 
-def _fisher(options: Kronecker) -> Fisher:
-    return Fisher(options.samples, options.labels, options.loss, options.seed, options.batch_size)
+def _with_eigenvalues(name: str, values: Tensor, basis: Eigenbasis, f: Factors, history: History) -> Eigenbasis:
+    """The basis with eigenvalues that were measured, and with what earlier tasks need along its directions."""
+    old = _earlier_basis(name, f, history)
+    weights = _earlier_weights(name, f, history) if old is None else None
+    if old is not None:
+        add_eigenvalues(history, values, old.seen_in(basis))
+    elif weights is not None:
+        add_diagonal(history, values, basis.see(weights))
+    return replace(basis, eigenvalues=values.clamp_(min=0))
 
 
-def _taps(onepass: OnePass) -> contextlib.AbstractContextManager[Any]:
-    return onepass.tapped() if hasattr(onepass, "tapped") else contextlib.nullcontext()
+def _earlier_basis(name: str, f: Factors, history: History) -> Eigenbasis | None:
+    """The layer's earlier basis, if any of it stays and it was made with the same options."""
+    old = history.bases.get(name)
+    if old is None or not history.keep:
+        return None
+    same = old.input_factor.shape == f.a.shape and old.output_factor.shape == f.g.shape
+    same = same and old.bias == f.bias and old.eigenvalues.shape[1] == f.positions
+    return old if same else None
 
 
-def _trace(factor: Tensor) -> Tensor:
-    diagonal = factor if factor.ndim == 2 else factor.diagonal(dim1=-2, dim2=-1)
-    return diagonal.sum(-1, keepdim=True)
-
-
-def _along(factor: Tensor, directions: Tensor | None, rest: bool) -> Tensor:
-    """u^T factor u for every direction u, and with `rest` its mean over what they leave out."""
-    if directions is None:
-        return factor
-    along, (n, kept) = (directions * (factor @ directions)).sum(1), directions.shape[1:]
-    if not rest or kept == n:
-        return along
-    return torch.cat([along, (_trace(factor) - along.sum(-1, keepdim=True)).clamp_(min=0) / (n - kept)], -1)
-
-
-def _add_diagonal(a: Tensor, g: Tensor, earlier: tuple[Tensor, Tensor | None], keep: float) -> None:
-    """Add factors whose product has the row sums and column sums of an earlier, diagonal importance."""
-    weight, bias = earlier
-    whole = weight if bias is None else torch.cat([weight, bias[..., None]], -1)
-    inputs, outputs = whole.sum((1, 2)), whole.sum((1, 3))
-    total, size = inputs.sum(-1, keepdim=True), _trace(a)
-    usable = (total > 0) & (size > 0)
-    inputs = torch.where(usable, inputs * size / total, 0.0)
-    outputs = torch.where(usable, outputs / (size * whole.shape[1]), 0.0)
-    for factor, more in ((a, inputs), (g, outputs)):
-        (factor if factor.ndim == 2 else factor.diagonal(dim1=-2, dim2=-1)).add_(more, alpha=keep)
+def _earlier_weights(name: str, f: Factors, history: History) -> Tensor | None:
+    """How much each weight of the layer mattered to earlier tasks, as its matrices are, if any of it stays."""
+    parts = [history.importance.get(name), history.importance.get(bias_of(name)) if f.bias else None]
+    weight, bias = (None if t is None else t.to(f.a.dtype) for t in parts)
+    if not history.keep or (weight is None and bias is None):
+        return None
+    # One of the two may have been frozen until now.
+    shape = f.groups, f.positions, f.outputs, f.inputs - int(f.bias)
+    whole = f.a.new_zeros(shape) if weight is None else as_matrix(weight, f.groups, f.positions)
+    if f.bias:
+        last = f.a.new_zeros(shape[:3]) if bias is None else bias.reshape(f.groups, 1, -1)
+        whole = torch.cat([whole, last[..., None]], -1)
+    return in_estimators_unit(history, whole)

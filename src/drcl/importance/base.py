@@ -1,20 +1,54 @@
-"""What `DRCL.consolidate` needs of an importance estimator: one method that measures, one that says how."""
+"""What `DRCL.consolidate` and an importance estimator say to each other when a task ends.
+
+The optimizer says what earlier tasks left (`History`), the estimator what the new one brings (`Measured`). How both are
+put together is in `drcl.importance.accumulation`.
+"""
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
 from drcl.per_sample.plan import Forward
 
-__all__ = ["Importance"]
+if TYPE_CHECKING:
+    from drcl.directions.basis import Eigenbasis
+
+__all__ = ["History", "Importance", "Measured", "measure_of"]
+
+
+@dataclass(frozen=True)
+class History:
+    """What earlier tasks left, in units of their mean, and how a new task is added to it."""
+
+    bases: Mapping[str, Eigenbasis] = field(default_factory=dict)
+    importance: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    mean: float = 0.0
+    keep: float = 0.0  # how much of it stays
+    normalise: str = "global"  # the unit of a new task, see `accumulation.task_sum`
+    groups: Mapping[str, int] = field(default_factory=dict)  # a bias of another group is not part of its layer
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How much a task needs each weight, and the directions of layers along which it does."""
+
+    importance: dict[str, torch.Tensor]  # by name; where a basis is, its diagonal
+    bases: dict[str, Eigenbasis] = field(default_factory=dict)  # by the name of the layer's weight
+    in_unit: bool = False  # it is already in the unit that `History.normalise` asks for
+    with_earlier: frozenset[str] = frozenset()  # names whose importance is already that of earlier tasks too
 
 
 class Importance(ABC):
-    """Derive from it to bring an estimator of your own."""
+    """Derive from it to bring an estimator of your own: `estimate` and `describe` are enough."""
 
     needs_data: ClassVar[bool] = True
+    finds_directions: ClassVar[bool] = False  # `measure` gives bases, so a prox has to go along directions
 
     @abstractmethod
     def estimate(
@@ -31,6 +65,27 @@ class Importance(ABC):
         generators are left as found. `batches` may be None when `needs_data` is False.
         """
 
+    def measure(
+        self,
+        model: nn.Module,
+        batches: Any,
+        parameters: dict[str, nn.Parameter],
+        forward: Forward | None = None,
+        history: History | None = None,
+    ) -> Measured:
+        """What `DRCL.consolidate` asks for: the estimate, with whatever else the estimator knows.
+
+        An estimator that needs to know what earlier tasks left, or that finds directions, has a `measure` of its own.
+        """
+        return Measured(self.estimate(model, batches, parameters, forward))
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """How the estimate is made, as plain values, to be stored beside it."""
+
+
+def measure_of(estimator: Any) -> Callable[..., Measured]:
+    """The estimator's `measure`; one that is not derived from `Importance` may have `estimate` alone."""
+    if hasattr(estimator, "measure"):
+        return estimator.measure
+    return lambda *arguments: Importance.measure(estimator, *arguments)

@@ -13,7 +13,7 @@ import torch
 from drcl.per_sample.draw import map_tensors, take, tensors
 from drcl.per_sample.plan import Cotangents
 
-__all__ = ["exact_directions", "loss_directions", "one_hot_direction", "sampled_direction", "signed_direction"]
+__all__ = ["exact_cotangents", "loss_cotangents", "one_hot_cotangents", "sampled_cotangents", "signed_cotangents"]
 
 
 def probabilities(output: Any, length: int) -> torch.Tensor:
@@ -39,7 +39,7 @@ def probabilities(output: Any, length: int) -> torch.Tensor:
     return output.detach().softmax(1)
 
 
-def sampled_direction(output: Any, length: int, rng: np.random.Generator) -> Cotangents:
+def sampled_cotangents(output: Any, length: int, rng: np.random.Generator) -> Cotangents:
     """Labels drawn from the softmax by inverting its distribution function: one uniform number a sample."""
     p = probabilities(output, length)
     uniform = torch.from_numpy(rng.random((length, 1))).to(p.device)
@@ -48,7 +48,7 @@ def sampled_direction(output: Any, length: int, rng: np.random.Generator) -> Cot
     return [[p.scatter_(1, label, -1.0, reduce="add")]]
 
 
-def one_hot_direction(output: Any, target: Any, length: int) -> Cotangents:
+def one_hot_cotangents(output: Any, target: Any, length: int) -> Cotangents:
     """The cross entropy's derivative at the data's own labels."""
     p = probabilities(output, length)
     if target is None:
@@ -68,7 +68,7 @@ def one_hot_direction(output: Any, target: Any, length: int) -> Cotangents:
     return [[p.scatter_(1, target.long()[:, None], -1.0, reduce="add")]]
 
 
-def exact_directions(output: Any, length: int) -> Cotangents:
+def exact_cotangents(output: Any, length: int) -> Cotangents:
     """Columns s_k with sum_k s_k s_k^T = diag(p) - p p^T, the covariance of a one-hot draw from p.
 
     The expected squared gradient is the diagonal of J^T (diag(p) - p p^T) J, so any such factor gives it; the
@@ -91,18 +91,18 @@ def exact_directions(output: Any, length: int) -> Cotangents:
     return columns
 
 
-def signed_direction(output: Any, length: int, rng: np.random.Generator) -> Cotangents:
-    """The exact directions added up with random signs: v = sum_k e_k s_k, so that E[v v^T] = diag(p) - p p^T.
+def signed_cotangents(output: Any, length: int, rng: np.random.Generator) -> Cotangents:
+    """The exact cotangents added up with random signs: v = sum_k e_k s_k, so that E[v v^T] = diag(p) - p p^T.
 
     A drawn label is nearly always the sure one of a confident model and then carries almost no gradient; v has the
     same expectation and, in every draw, the size of what it estimates. With two classes it is exact.
     """
-    columns = torch.stack([column for (column,) in exact_directions(output, length)])
+    columns = torch.stack([column for (column,) in exact_cotangents(output, length)])
     signs = torch.from_numpy(rng.integers(0, 2, (length, len(columns))) * 2.0 - 1.0).to(columns)
     return [[(columns * signs.T[:, :, None]).sum(0)]]
 
 
-def loss_directions(loss: Callable[[Any, Any], Any], output: Any, target: Any, length: int) -> Cotangents:
+def loss_cotangents(loss: Callable[[Any, Any], Any], output: Any, target: Any, length: int) -> Cotangents:
     """Derivatives of the caller's own loss, each sample's with respect to its own output."""
     leaves = tensors(output)
     if not leaves:

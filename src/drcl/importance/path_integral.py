@@ -1,4 +1,4 @@
-"""Importance gathered while training: the path integral of synaptic intelligence.
+"""Importance gathered while training: the path integral of synaptic intelligence (Zenke, Poole, Ganguli 2017).
 
 How much a weight's own motion lowered the loss, divided by how far it went. It costs no pass over the data,
 but it has to watch the optimizer from the first step of the task.

@@ -1,13 +1,14 @@
-"""Per-sample gradient moments from one ordinary batched pass.
+"""What every sample brings to every layer, from one ordinary batched pass.
 
-Every layer with a rule is tapped: its input is kept on the way forward, and when the derivative of its output
-comes by on the way back, the moments of its parameters are added and both are let go. No parameter asks for
-a gradient meanwhile, so autograd carries activations only: what an ordinary backward pass spends on the
-weights' gradients is spent on their moments instead.
+Every layer with a rule is tapped: its input is kept on the way forward, and when the derivative of its output comes by
+on the way back, both are shown to a visitor and let go. No parameter asks for a gradient meanwhile, so autograd carries
+activations only: what an ordinary backward pass spends on the weights' gradients is the visitor's to spend. Visitors
+are `drcl.per_sample.moments` and the two of `drcl.directions.factors`.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,9 +17,9 @@ import torch
 from torch import nn
 
 from drcl.per_sample.draw import tensors
-from drcl.per_sample.layers import Moments, Rule, add_power, chunk_length, rule_for
+from drcl.per_sample.layers import Rule, rule_for
 
-__all__ = ["OnePass", "Shapes", "Unsupported", "shapes_of_outputs"]
+__all__ = ["OnePass", "Shapes", "Unsupported", "Visitor", "shapes_of_outputs"]
 
 # For each tapped layer and each of its calls in a forward pass: the dimension of its output the samples lie
 # in, and how many rows there each of them has.
@@ -30,13 +31,26 @@ class Unsupported(Exception):
     """The rules do not cover what this model does; another route has to be taken."""
 
 
+class Visitor(ABC):
+    """Looks at one batch on its way back through the tapped layers."""
+
+    @abstractmethod
+    def __call__(self, module: nn.Module, x: torch.Tensor, d: torch.Tensor) -> None:
+        """One use of a layer: its input and the derivative of its output, both as `[samples, rows, ...]`.
+
+        `rows` is 1 unless the model folded another dimension into the batch's before calling the layer.
+        """
+
+    def end_of_pass(self) -> None:  # noqa: B027  (most visitors have nothing to do)
+        """All uses have been shown for one cotangent; those of the next come now."""
+
+
 class _Use:
     """One call of one layer."""
 
     def __init__(self, module: nn.Module, call: int, x: torch.Tensor, shape: torch.Size) -> None:
         self.module, self.call, self.shape = module, call, shape
         self.x: torch.Tensor | None = x
-        self.d: torch.Tensor | None = None
 
 
 class _Tap(torch.autograd.Function):
@@ -75,9 +89,8 @@ class OnePass:
         self._listening = False
         self._uses: list[_Use] = []
         self._layout: Layout = {}
-        self._totals: Moments = {}
-        self._length = self._power = 0
-        self._last = True
+        self._visitor: Visitor | None = None
+        self._length, self._last = 0, True
 
     @property
     def names(self) -> list[str]:
@@ -89,6 +102,11 @@ class OnePass:
             self.owned[module] = {own: name for own, name in held.items() if name not in names}
             if not self.owned[module]:
                 del self.owned[module], self.rules[module]
+
+    def keep(self, modules: Collection[nn.Module]) -> None:
+        """Leave all other layers to another route."""
+        self.owned = {module: held for module, held in self.owned.items() if module in modules}
+        self.rules = {module: rule for module, rule in self.rules.items() if module in modules}
 
     @contextmanager
     def tapped(self) -> Iterator[None]:
@@ -145,18 +163,10 @@ class OnePass:
             lost += self.owned[use.module].values()
         self.forget(lost)
 
-    def backward(
-        self,
-        output: Any,
-        cotangents: list[list[torch.Tensor]],
-        length: int,
-        totals: Moments,
-        power: int,
-    ) -> None:
-        """Add the moments of all cotangents of `output`, which came from a forward pass while listening."""
-        self._totals, self._length, self._power = totals, length, power
+    def backward(self, output: Any, cotangents: list[list[torch.Tensor]], length: int, visitor: Visitor) -> None:
+        """Show `visitor` every use for all cotangents of `output`, which came from a forward pass while listening."""
+        self._visitor, self._length = visitor, length
         self._check_uses()
-        self._shared = self._used_more_than_once()
         for k, cotangent in enumerate(cotangents):
             self._last = k + 1 == len(cotangents)
             pairs = [(o, v) for o, v in zip(tensors(output), cotangent) if o.requires_grad]
@@ -168,10 +178,10 @@ class OnePass:
                     retain_graph=not self._last,
                     allow_unused=True,
                 )
-            self._add_shared()
+            visitor.end_of_pass()
 
     def _check_uses(self) -> None:
-        """Before anything is added: is every layer used as in the trial pass?"""
+        """Before anything is shown: is every layer used as in the trial pass?"""
         for use in self._uses:
             if use.module not in self.owned:
                 continue
@@ -179,50 +189,23 @@ class OnePass:
             if axis >= len(use.shape) or use.shape[axis] != rows * self._length:
                 raise Unsupported("a layer was called in another way than in the trial pass")
 
-    def _used_more_than_once(self) -> set[nn.Module]:
-        """Layers one of whose parameters serves twice: a sample's uses have to be summed before the power."""
+    def used_more_than_once(self) -> set[nn.Module]:
+        """Layers one of whose parameters served twice in the forward pass: a sample's gradient is a sum over uses."""
         times = Counter(name for use in self._uses for name in self.owned.get(use.module, {}).values())
         return {m for m, held in self.owned.items() if any(times[name] > 1 for name in held.values())}
 
     def _arrived(self, use: _Use, d: torch.Tensor) -> None:
         if use.module not in self.owned:
             use.x = None
-        elif use.module in self._shared:
-            use.d = d
         else:
-            x, d = self._samples_first(use, d)
-            own = {own: self._totals[name] for own, name in self.owned[use.module].items()}
-            self.rules[use.module].add_moments(use.module, x, d, own, self._power)
+            assert self._visitor is not None
+            self._visitor(use.module, *self._samples_first(use, d))
             if self._last:
                 use.x = None
 
-    def _add_shared(self) -> None:
-        uses = [use for use in self._uses if use.d is not None and use.module in self._shared]
-        by_name: dict[str, list[tuple[_Use, str]]] = {}
-        for use in uses:
-            for own, name in self.owned[use.module].items():
-                by_name.setdefault(name, []).append((use, own))
-        with torch.no_grad():
-            for name, users in by_name.items():
-                self._add_sum(self._totals[name], users)
-        for use in uses:
-            use.d = None
-
-    def _add_sum(self, total: torch.Tensor, users: list[tuple[_Use, str]]) -> None:
-        sides = [(use, own, *self._samples_first(use, use.d)) for use, own in users]
-        step = chunk_length(total.numel(), total.device)
-        for start in range(0, self._length, step):
-            part = slice(start, start + step)
-            gradient: Any = 0
-            for use, own, x, d in sides:
-                rule = self.rules[use.module]
-                gradient = gradient + rule.gradients(use.module, x[part], d[part], [own])[own]
-            add_power(total, gradient, self._power)
-
-    def _samples_first(self, use: _Use, d: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _samples_first(self, use: _Use, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Input and output derivative as `[samples, rows, ...]`."""
         assert use.x is not None
-        assert d is not None
         (axis, rows), x = self._layout[use.module, use.call], use.x
         if d.dtype in (torch.float16, torch.bfloat16):
             # Half precision is what the model computes in, but squares of gradients need the wider range.

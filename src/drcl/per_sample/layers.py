@@ -96,7 +96,7 @@ class _Conv(Rule):
     def gradients(self, module: Any, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
         found = {}
         if "weight" in names:
-            weight_gradient = _conv_weight_gradient(module)
+            weight_gradient = conv_weight_gradient(module)
             if d.device.type == "cpu" or len(d) == 1:
                 # One sample's convolution is enough to occupy a core, and nothing has to be unfolded.
                 found["weight"] = torch.stack([weight_gradient(x[i], d[i]) for i in range(len(d))])
@@ -110,14 +110,14 @@ class _Conv(Rule):
         if d.device.type != "cpu" or "weight" not in totals:
             super().add_moments(module, x, d, totals, power)
             return
-        weight_gradient = _conv_weight_gradient(module)
+        weight_gradient = conv_weight_gradient(module)
         for i in range(len(d)):
             add_power(totals["weight"], weight_gradient(x[i], d[i])[None], power)
         if "bias" in totals:
             super().add_moments(module, x, d, {"bias": totals["bias"]}, power)
 
 
-def _conv_weight_gradient(module: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def conv_weight_gradient(module: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     explicit = isinstance(module.padding, str) or module.padding_mode != "zeros"
     padding = [0] * len(module.stride) if explicit else list(module.padding)
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode

@@ -20,10 +20,11 @@ from drcl.per_sample.draw import batch_length, map_tensors, regroup, take, tenso
 from drcl.per_sample.fallback import Cotangents, Forward, one_by_one, times_used, vectorised
 from drcl.per_sample.hooks import OnePass, Shapes, Unsupported, shapes_of_outputs
 from drcl.per_sample.layers import Moments, add_power
+from drcl.per_sample.moments import MomentVisitor
 
 __all__ = ["Cotangents", "Forward", "accumulator", "per_sample_moments"]
 
-Directions = Callable[[Any, Any, int], Cotangents]
+Differentiate = Callable[[Any, Any, int], Cotangents]
 
 # Two routes round differently, and a rounding may switch a ReLU; a wrong route is wrong by far more.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.03}
@@ -37,13 +38,13 @@ def per_sample_moments(
     batches: Iterable[Any],
     parameters: dict[str, nn.Parameter],
     forward: Forward,
-    directions: Directions,
+    differentiate: Differentiate,
     power: int,
     merge: bool = True,
 ) -> tuple[Moments, int]:
-    """Sum of |per-sample gradient|^power over all samples of `batches` and all directions, and their number.
+    """Sum of |per-sample gradient|^power over all samples of `batches` and all cotangents, and their number.
 
-    `directions(output, target, length)` gives a list of cotangents of the output, each with one tensor for
+    `differentiate(output, target, length)` gives a list of cotangents of the output, each with one tensor for
     every tensor of the output. The model is taken in the mode it is in; call this inside `undisturbed`, since
     it switches `requires_grad` off. Small batches are put together if `merge` allows it. Sums are float32,
     float64 for float64 parameters.
@@ -56,7 +57,7 @@ def per_sample_moments(
         return {}, 0
     count, onepass = 0, OnePass(model, parameters)
     with onepass.tapped():
-        plan = _Plan(model, first, parameters, forward, directions, power, onepass)
+        plan = _Plan(model, first, parameters, forward, differentiate, power, onepass)
         rows = plan.rows(batch_length(first), merge)
         for batch in regroup(itertools.chain([first], filled), rows):
             length = batch_length(batch)
@@ -84,12 +85,12 @@ class _Plan:
         batch: Any,
         parameters: dict[str, nn.Parameter],
         forward: Forward,
-        directions: Directions,
+        differentiate: Differentiate,
         power: int,
         onepass: OnePass,
     ) -> None:
         self.model, self.parameters, self.forward, self.power = model, parameters, forward, power
-        self.directions = directions
+        self.differentiate = differentiate
         self.onepass = onepass
         self.vectorised: dict[str, nn.Parameter] = {}
         self.looped: dict[str, nn.Parameter] = {}
@@ -125,10 +126,10 @@ class _Plan:
     def add(self, batch: Any, length: int) -> None:
         with self.onepass.listening():
             output, target = self.forward(self.model, batch)
-            cotangents = self.directions(output, target, length)
+            cotangents = self.differentiate(output, target, length)
             others = self.looped
             try:
-                self.onepass.backward(output, cotangents, length, self.totals, self.power)
+                self.onepass.backward(output, cotangents, length, self._visitor())
             except Unsupported as reason:
                 others = {**others, **self._some(self.onepass.names)}
                 self._warn(others, str(reason))
@@ -137,6 +138,9 @@ class _Plan:
             vectorised(self.model, batch, self.vectorised, self.forward, cotangents, self.totals, self.power)
         if others:
             one_by_one(self.model, batch, others, self.forward, cotangents, self._receive)
+
+    def _visitor(self) -> MomentVisitor:
+        return MomentVisitor(self.onepass, self.totals, self.power)
 
     def _receive(self, name: str, gradient: torch.Tensor) -> None:
         add_power(self.totals[name], gradient[None], self.power)
@@ -200,7 +204,7 @@ class _Plan:
                     "batch and no sample has a gradient of its own (batch normalisation without running "
                     f"statistics does this); it says: {error}"
                 ) from error
-        self.directions(output, target, 2)
+        self.differentiate(output, target, 2)
         raise error
 
     def _try_onepass(self, pair: Any, probe: Cotangents, truth: Moments, shapes: Shapes) -> None:
@@ -213,7 +217,7 @@ class _Plan:
                 return
             self.onepass.layout(2, shapes)
             try:
-                self.onepass.backward(output, probe, 2, self.totals, self.power)
+                self.onepass.backward(output, probe, 2, self._visitor())
             except Unsupported:
                 self.onepass.forget(self.onepass.names)
         self.onepass.forget(self._disagreeing(self.onepass.names, truth))

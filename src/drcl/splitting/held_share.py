@@ -16,28 +16,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drcl.splitting.directions import Proposal
-from drcl.splitting.kernels import Rule, Weight, proposal
+from drcl.splitting.directions import LayerStep
+from drcl.splitting.kernels import Step, Weight, displacement
 
 SAMPLE = 5_000  # coordinates of a group that are watched: the share is off by 0.7 points (standard error) at most
 FLOOR = 1e-6  # added to importance in units of its mean: weights the earlier tasks never used can be held too
 
 
 def choose(
-    group: dict[str, Any], weights: list[Weight], rule: Rule, protected: int, layers: Sequence[Proposal] = ()
+    group: dict[str, Any], weights: list[Weight], step: Step, protected: int, layers: Sequence[LayerStep] = ()
 ) -> float:
     """The strength for this step. `protected` counts the group's protected weights, those without gradient too.
 
     Of `layers`, held in an eigenbasis, it is directions that are held; of those left out there whole rows at once.
     """
-    bases = [layer.layer.basis for layer in layers]
-    always = sum(b.left_out for b in bases if b.free)
-    active = sum(w.y.numel() for w in weights) + sum(b.directions + b.left_out for b in bases) - always
-    if not active or not rule.gamma:  # nothing can move, and nothing can be learned about the strength
+    bases = [layer.basis for layer in layers]
+    active = sum(w.y.numel() for w in weights) + sum(b.directions + b.left_out for b in bases)
+    if not active or not step.penalty.gamma:  # nothing can move, and nothing can be learned about the strength
         return float(group["chosen_strength"] or 0.0)
     # Weights without a gradient do not move, so the others must make up the whole share of movers.
-    share = 1 - ((1 - group["stable"]) * protected - always) / active
-    ratios = torch.cat([*_ratios(weights, rule, active), *_directions(layers, rule, active)])
+    share = 1 - (1 - group["stable"]) * protected / active
+    ratios = torch.cat([*_ratios(weights, step, active), *_directions(layers, step, active)])
     held = round(share * len(ratios))
     group["chosen_strength"] = float(ratios.kthvalue(min(held, len(ratios))).values) if held > 0 else 0.0
     return float(group["chosen_strength"])
@@ -47,30 +46,31 @@ def _picks(n: int, active: int) -> int:
     return n if active <= SAMPLE else math.ceil(SAMPLE * n / active)
 
 
-def _ratios(weights: list[Weight], rule: Rule, active: int) -> list[Tensor]:
+def _ratios(weights: list[Weight], step: Step, active: int) -> list[Tensor]:
     """|r - a| / (gamma * F) at the sampled coordinates: the strength that would just hold each of them."""
     out = []
-    mix = rule.mix or 1.0
+    penalty = step.penalty
+    mix = penalty.mix or 1.0
     for w in weights:
         n = w.y.numel()
         at = None if active <= SAMPLE else _sample(n, _picks(n, active), w.y.device)
         y, g, a, f = (_gather(t, at) for t in (w.y, w.g, w.anchor, w.importance))
         buffer = None if w.buffer is None else _gather(w.buffer, at)
-        s = proposal(y, g, buffer, w.first, rule)
-        r = y - 2 * s if rule.reflect else y - s
-        out.append((r - a).abs() / ((f + rule.damping) * (rule.gamma * mix)))
+        s = displacement(y, g, buffer, w.first, step)
+        r = y - 2 * s if step.reflect else y - s
+        out.append((r - a).abs() / ((f + penalty.damping) * (penalty.gamma * mix)))
     return out
 
 
-def _directions(layers: Sequence[Proposal], rule: Rule, active: int) -> list[Tensor]:
+def _directions(layers: Sequence[LayerStep], step: Step, active: int) -> list[Tensor]:
     """The same for the directions of layers, whose r - a is already at hand."""
     out = []
     for p in layers:
         assert p.at is not None
-        ratios, basis = p.at.ratios(rule), p.layer.basis
+        ratios, basis = p.at.ratios(step.penalty), p.basis
         # Every direction left out has the ratio of the row, column or tail that it is part of.
         groups, positions, rows, columns = ratios.shape
-        m, n = basis.kept if basis.free else basis.size
+        m, n = basis.size
         count = groups * positions * m * n
         picks = count if active <= SAMPLE else _picks(count, active)
         at = torch.arange(count, device=ratios.device) if picks == count else _sample(count, picks, ratios.device)

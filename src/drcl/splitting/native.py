@@ -35,6 +35,7 @@ FLAGS = [
     "-shared",
     "-fPIC",
 ]
+PLAIN = (Tensor, torch.nn.Parameter)
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
 
@@ -140,14 +141,20 @@ def load() -> ctypes.CDLL | None:
 
 
 def usable(first: Tensor, others: Sequence[Tensor | None] = ()) -> bool:
-    """One parameter's tensors can share a flat loop: CPU, one float type, the same dense memory layout."""
-    if not first.is_cpu or first.dtype not in SUFFIX or first.layout is not torch.strided:
+    """One parameter's tensors can share a flat loop: plain CPU tensors of one float type, shape and dense layout.
+
+    Every pointer that C gets comes from tensors this has looked at. A subclass (a sharded tensor, say) is not plain:
+    its memory may be laid out in another way than its shape tells.
+    """
+    if type(first) not in PLAIN or not first.is_cpu or first.dtype not in SUFFIX or first.layout is not torch.strided:
         return False
     if not (first.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(first)):
         return False
-    dtype, stride = first.dtype, first.stride()
-    for t in others:  # noqa: SIM110 (a generator takes twice the time, and this runs for every parameter and step)
-        if t is not None and (t.dtype is not dtype or not t.is_cpu or t.stride() != stride):
+    dtype, shape, stride = first.dtype, first.shape, first.stride()
+    for t in others:
+        if t is None:
+            continue
+        if type(t) not in PLAIN or t.dtype is not dtype or not t.is_cpu or t.shape != shape or t.stride() != stride:
             return False
     return True
 

@@ -3,22 +3,24 @@ of a wrapped optimizer, or by solving for the proximal map of the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from drcl.splitting import kernels, stability
+from drcl.splitting.checks import check_step
+from drcl.splitting.directions import Layer
+from drcl.splitting.kernels import Step, Weight
+from drcl.splitting.stability import negotiate, penalty_of
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
 
 Closure = Callable[[], Any]
-
-# A finished proposal y - x stands where gamma * gradient stood: nothing of SGD is left to do.
-DONE = dict(lr=1.0, momentum=0.0, dampening=0.0, nesterov=False, weight_decay=0.0, maximize=False)
+SGD = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
 
 
 def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
@@ -29,13 +31,13 @@ def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
         with torch.enable_grad():
             loss = closure()
     if not lbfgs:  # which looks at no gradient but those of its own evaluations
-        check_gradients(optimizer)
+        check_step(optimizer)
     if optimizer.inner is None and optimizer.solver.plasticity_steps == 1:
         for group in optimizer.param_groups:
             plain, held = _divided(optimizer, group)
             _sgd(optimizer, group, plain)
-            weights = stability.weights_with_gradients(optimizer, group, held)
-            stability.negotiate(optimizer, group, weights, stability.rule(optimizer, group, group["lr"]))
+            step = _step(optimizer, group, group["lr"], **_numbers(group))
+            negotiate(optimizer, group, step, _with_gradients(optimizer, group, held))
         return loss
     _begin(optimizer, every=lbfgs)
     if optimizer.inner is None:
@@ -45,13 +47,62 @@ def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
     elif lbfgs and closure is not None:
         loss = optimizer.inner.step(_checked(optimizer, closure))
     else:
-        optimizer.inner.step()
-    progress = optimizer._progress
-    progress["steps_in_proposal"] += 1
-    progress["gammas"] = [gamma + float(g["lr"]) for gamma, g in zip(progress["gammas"], optimizer.param_groups)]
-    if progress["steps_in_proposal"] >= optimizer.solver.plasticity_steps:
+        with _put_back(optimizer.inner, optimizer):
+            optimizer.inner.step()
+    progress = optimizer.progress
+    progress.steps_in_proposal += 1
+    progress.gammas = [gamma + float(g["lr"]) for gamma, g in zip(progress.gammas, optimizer.param_groups)]
+    if progress.steps_in_proposal >= optimizer.solver.plasticity_steps:
         finish(optimizer)
     return loss
+
+
+@contextlib.contextmanager
+def _put_back(inner: torch.optim.Optimizer, optimizer: DRCL) -> Iterator[None]:
+    """torch's optimizers set up the state of some parameters before they refuse the gradient of another."""
+    kept = {p: dict(state) for p, state in inner.state.items()}
+    try:
+        yield
+    except BaseException:
+        inner.state.clear()
+        inner.state.update(kept)
+        if optimizer.progress.steps_in_proposal == 0:
+            for state in optimizer.state.values():
+                state.pop("start", None)
+        raise
+
+
+def _step(optimizer: DRCL, group: dict[str, Any], gamma: float, **sgd: Any) -> Step:
+    """The numbers of a group's step; without those of SGD for a proposal that is finished."""
+    penalty = penalty_of(optimizer, group, gamma)
+    return Step(penalty, reflect=optimizer.solver.splitting != "forward-backward", **sgd)
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """SGD's options as plain numbers; a learning rate may be a tensor."""
+    return {key: (bool if key in ("nesterov", "maximize") else float)(group[key]) for key in SGD}
+
+
+def _weight(optimizer: DRCL, p: Tensor, g: Tensor) -> Weight:
+    """A protected parameter with its anchor, and `g` as what is proposed."""
+    state = optimizer.state[p]
+    return Weight(p, g, state["anchor"], state["importance"], state.get("z"))
+
+
+def _with_gradients(optimizer: DRCL, group: dict[str, Any], held: list[Tensor]) -> list[Weight]:
+    """Protected parameters whose SGD step and negotiation are one pass over memory."""
+    weights = []
+    for p in held:
+        assert p.grad is not None
+        made = _weight(optimizer, p, p.grad)
+        if group["momentum"]:
+            state = optimizer.state[p]
+            made.first = "momentum_buffer" not in state
+            if made.first:
+                state["momentum_buffer"] = torch.zeros_like(p)
+            made.buffer = state["momentum_buffer"]
+        weights.append(made)
+    return weights
 
 
 def implicit(optimizer: DRCL, closure: Closure) -> Any:
@@ -71,7 +122,7 @@ def implicit(optimizer: DRCL, closure: Closure) -> Any:
                 p.sub_(pull, alpha=gamma)
             else:
                 p.sub_(pull + (p - optimizer.state[p]["start"]) / gamma, alpha=gamma / 2)
-    optimizer._progress["gammas"] = [float(g["lr"]) for g in optimizer.param_groups]
+    optimizer.progress.gammas = [float(g["lr"]) for g in optimizer.param_groups]
     finish(optimizer)
     return loss
 
@@ -81,9 +132,9 @@ def implicit(optimizer: DRCL, closure: Closure) -> Any:
 
 def _begin(optimizer: DRCL, every: bool) -> None:
     """Remember y where a new proposal starts; a parameter without gradient has no part in it."""
-    fresh = optimizer._progress["steps_in_proposal"] == 0
+    fresh = optimizer.progress.steps_in_proposal == 0
     if fresh:
-        optimizer._progress["gammas"] = [0.0] * len(optimizer.param_groups)
+        optimizer.progress.gammas = [0.0] * len(optimizer.param_groups)
     for p, state in optimizer.protected():
         if every or p.grad is not None:
             if fresh or "start" not in state:
@@ -94,32 +145,30 @@ def _begin(optimizer: DRCL, every: bool) -> None:
 
 def finish(optimizer: DRCL) -> None:
     """Negotiate the proposal as it stands: the model goes back to y, and y - x takes the place of gamma * gradient."""
-    for group, gamma in zip(optimizer.param_groups, optimizer._progress["gammas"]):
-        weights, layers = [], _finished_layers(optimizer, group)
+    for group, gamma in zip(optimizer.param_groups, optimizer.progress.gammas):
+        arrived = _arrived(optimizer, group)
+        at_x = {p for _, params in arrived for p in params}
+        weights = []
         for p in group["params"]:
             start = optimizer.state.get(p, {}).pop("start", None)
-            if start is None or not optimizer.holds(group, p):
-                continue
-            if p in layers:
-                made = stability.weight(optimizer, p, p)
-                made.done = True
-            else:
-                made = stability.weight(optimizer, p, start - p)
+            if start is not None and p not in at_x and optimizer.holds(group, p):
+                weights.append(_weight(optimizer, p, start - p))
                 p.copy_(start)
-            weights.append(made)
-        stability.negotiate(optimizer, group, weights, stability.rule(optimizer, {**group, **DONE}, gamma))
-    optimizer._progress["steps_in_proposal"] = 0
+        negotiate(optimizer, group, _step(optimizer, group, gamma), weights, arrived)
+    optimizer.progress.steps_in_proposal = 0
 
 
-def _finished_layers(optimizer: DRCL, group: dict[str, Any]) -> set[Tensor]:
-    """Parameters of layers with an eigenbasis: without reflection they go from x to z at once, without y - x."""
-    found: set[Tensor] = set()
+def _arrived(optimizer: DRCL, group: dict[str, Any]) -> list[tuple[Layer, list[Tensor]]]:
+    """Layers with an eigenbasis, and what moved of them: without reflection they go from x to z, without y - x."""
     if optimizer.solver.splitting != "forward-backward":
-        return found
+        return []
+    found = []
     for p in group["params"]:
-        layer = optimizer._layers.get(p)
-        if layer is not None and "start" in optimizer.state[p]:
-            found |= {p} if layer.bias is None or "start" not in optimizer.state[layer.bias] else {p, layer.bias}
+        layer = optimizer.progress.layers.get(p)
+        if layer is not None and optimizer.holds(group, p) and "start" in optimizer.state[p]:
+            bias = layer.bias
+            moved = [p] if bias is None or "start" not in optimizer.state[bias] else [p, bias]
+            found.append((layer, moved))
     return found
 
 
@@ -150,7 +199,7 @@ def _sgd(optimizer: DRCL, group: dict[str, Any], chosen: list[Tensor]) -> None:
         has_sparse_grad=any(g.is_sparse for g in gradients),
         foreach=None,
         fused=None,
-        **{k: group[k] for k in ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")},
+        **{key: group[key] for key in SGD},
     )
     if momentum:
         for p, buffer in zip(chosen, buffers):
@@ -164,32 +213,7 @@ def _checked(optimizer: DRCL, closure: Closure) -> Closure:
     def evaluate() -> Any:
         with torch.enable_grad():
             loss = closure()
-        check_gradients(optimizer)
+        check_step(optimizer)
         return loss
 
     return evaluate
-
-
-def check_gradients(optimizer: DRCL) -> None:
-    """Everything a step can refuse, before it changes anything."""
-    owners = []
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if p.grad is None:
-                continue
-            if p.grad.is_sparse and optimizer.holds(group, p):
-                raise ValueError(
-                    f"parameter {optimizer.name_of(p)!r} is protected but has a sparse gradient; use sparse=False in "
-                    "its module, or put it in a group with free=True"
-                )
-            owners.append(p)
-    if not optimizer.solver.check_finite or not owners:
-        return
-    bad = kernels.first_non_finite([p.grad for p in owners], optimizer.solver.backend)
-    if bad >= 0:
-        half = owners[bad].dtype == torch.float16
-        remedy = "scale the loss with torch.amp.GradScaler" if half else "lower lr, clip gradients or skip this batch"
-        raise FloatingPointError(
-            f"the gradient of {optimizer.name_of(owners[bad])!r} holds NaN or infinite values; no weight was changed. "
-            f"To go on, {remedy}."
-        )

@@ -1,72 +1,87 @@
-"""The stability half of a step: the weights of a group, what they propose, and the proximal map about the anchor."""
+"""The stability half of a step: what becomes of a proposal. The proximal map about the anchor, then consensus.
+
+Single weights are handed to the kernels, layers with an eigenbasis are settled along its directions. Where a share of
+weights to hold is given in place of a strength, the strength is chosen here, from the proposal at hand.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from drcl.directions.coordinates import Coordinates
+from drcl.prox import Penalty
 from drcl.splitting import directions, held_share, kernels
-from drcl.splitting.kernels import Rule, Weight
+from drcl.splitting.directions import Layer, LayerStep, Part
+from drcl.splitting.kernels import Step, Weight
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
 
 
-def weight(optimizer: DRCL, p: Tensor, g: Tensor) -> Weight:
-    """A protected parameter with its anchor, and `g` as what is proposed."""
-    state = optimizer.state[p]
-    return Weight(p, g, state["anchor"], state["importance"], state.get("z"))
-
-
-def weights_with_gradients(optimizer: DRCL, group: dict[str, Any], held: list[Tensor]) -> list[Weight]:
-    """Protected parameters whose SGD step and negotiation are one pass over memory."""
-    weights = []
-    for p in held:
-        assert p.grad is not None
-        made = weight(optimizer, p, p.grad)
-        if group["momentum"]:
-            state = optimizer.state[p]
-            made.first = "momentum_buffer" not in state
-            if made.first:
-                state["momentum_buffer"] = torch.zeros_like(p)
-            made.buffer = state["momentum_buffer"]
-        weights.append(made)
-    return weights
-
-
-def rule(optimizer: DRCL, group: dict[str, Any], gamma: float) -> Rule:
-    """The options of a group as the kernels take them."""
-    return Rule(
-        lr=float(group["lr"]),
-        gamma=float(gamma),
-        strength=float(group["strength"]),
-        prox=optimizer.solver.prox,
-        momentum=float(group["momentum"]),
-        dampening=float(group["dampening"]),
-        weight_decay=float(group["weight_decay"]),
-        nesterov=bool(group["nesterov"]),
-        maximize=bool(group["maximize"]),
-        reflect=optimizer.solver.splitting != "forward-backward",
-        damping=float(group["damping"]),
-    )
-
-
-def negotiate(optimizer: DRCL, group: dict[str, Any], weights: list[Weight], rule: Rule) -> None:
-    """z and the next y of these weights: single ones by the kernels, layers with an eigenbasis along its directions."""
-    if not weights:
-        return
-    layers, weights = directions.split(optimizer._layers, weights)
+def penalty_of(optimizer: DRCL, group: dict[str, Any], gamma: float) -> Penalty:
+    """The group's penalty. With a share to hold the strength is still to be chosen."""
+    damping = float(group["damping"])
     if group["stable"] is not None:
-        rule = dataclasses.replace(rule, damping=max(rule.damping, held_share.FLOOR))
-    for layer in layers:
-        directions.propose(layer, rule, rotate=group["stable"] is not None or not math.isinf(rule.strength))
+        damping = max(damping, held_share.FLOOR)
+    return Penalty(optimizer.solver.prox, float(gamma), float(group["strength"]), damping)
+
+
+def negotiate(
+    optimizer: DRCL,
+    group: dict[str, Any],
+    step: Step,
+    weights: Sequence[Weight],
+    arrived: Sequence[tuple[Layer, list[Tensor]]] = (),
+) -> None:
+    """z and the next y of these weights.
+
+    `arrived` are layers whose parameters hold x already: without reflection there is nothing else to know.
+    """
+    rotate = group["stable"] is not None or not math.isinf(step.penalty.strength)
+    found, single = directions.split(optimizer.progress.layers, weights)
+    layers = []
+    for members in found:
+        basis = optimizer.progress.layers[members[0].y].basis
+        wide = basis.eigenvalues.dtype
+        layers.append(LayerStep(basis, [Part.proposed(w, step, wide) for w in members], rotate))
+    for held, params in arrived:
+        wide = held.basis.eigenvalues.dtype
+        parts = [Part.finished(p, optimizer.state[p]["anchor"], wide) for p in params]
+        layers.append(LayerStep(held.basis, parts, rotate))
+    if not single and not layers:
+        return
     if group["stable"] is not None:
         protected = sum(p.numel() for p in group["params"] if optimizer.holds(group, p))
-        rule = dataclasses.replace(rule, strength=held_share.choose(group, weights, rule, protected, layers))
-    kernels.negotiate(weights, rule, optimizer.solver.backend)
+        strength = held_share.choose(group, single, step, protected, layers)
+        step = dataclasses.replace(step, penalty=dataclasses.replace(step.penalty, strength=strength))
+    kernels.take(single, step, optimizer.solver.backend)
     for layer in layers:
-        directions.settle(layer, rule)
+        layer.settle(step)
+
+
+@torch.no_grad()
+def penalty(optimizer: DRCL) -> float:
+    """strength * penalty of the weights the model holds, over all groups."""
+    total = 0.0
+    for group, strength in zip(optimizer.param_groups, optimizer.strengths):
+        term = dataclasses.replace(penalty_of(optimizer, group, 1.0), strength=strength)
+        held = [p for p in group["params"] if optimizer.holds(group, p)]
+        layers = {p: optimizer.progress.layers[p] for p in held if p in optimizer.progress.layers}
+        inside = {*layers, *(layer.bias for layer in layers.values() if layer.bias is not None)}
+        for p in held:
+            state = optimizer.state[p]
+            anchor, wide = state["anchor"], state["importance"].dtype
+            if p in layers:
+                basis, bias = layers[p].basis, layers[p].bias
+                more = None if bias is None else (bias.to(wide), optimizer.state[bias]["anchor"].to(wide))
+                drift = basis.difference((p.to(wide), anchor.to(wide)), more)
+                total += Coordinates(basis, drift).penalty(term)
+            elif p not in inside:
+                total += term.value(p.to(wide), anchor.to(wide), state["importance"])
+    return total

@@ -37,6 +37,10 @@ CONFIGS = {
     "joint": ("digits-split", "joint", {}),
     "ewc": ("digits-permuted", "ewc", {"samples": 150, "labels": "empirical"}),
     "drcl": ("digits-permuted", "drcl", {"samples": 50, "splitting": "douglas-rachford", "momentum": 0.0}),
+    "plateau": ("digits-split", "sgd", {"schedule": "plateau", "valid": 0.2, "epochs": 3}),
+    "lwf": ("digits-split", "lwf", {}),
+    "der++": ("digits-split", "der++", {"memory": 30, "alpha": 1.0}),
+    "packnet": ("digits-split", "packnet", {}),
     "kronecker": ("digits-permuted", "drcl-kronecker", {"samples": 150, "rank": 12}),
     "adam": (
         "digits-permuted",
@@ -120,20 +124,3 @@ def test_alone_nothing_is_exchanged():
     layer = torch.nn.Linear(2, 2)
     parallel.sum_gradients(layer.parameters(), 0.5)
     assert layer.weight.grad is None
-
-
-def test_what_the_first_process_cannot_measure_ends_all(monkeypatch):
-    sent = []
-
-    def broadcast(values, source):
-        if parallel.world().rank == 0:
-            sent.append(values[0])
-        values[0] = sent[0]
-
-    monkeypatch.setattr(parallel.dist, "broadcast_object_list", broadcast)
-    layer = torch.nn.Linear(2, 2)
-    for rank in (0, 1):
-        monkeypatch.setattr(parallel, "world", lambda rank=rank: World(rank, 2))
-        with pytest.raises(ValueError, match="no samples"):
-            parallel.FromTheFirst().measure(layer, [], dict(layer.named_parameters()))
-    assert len(sent) == 1

@@ -108,11 +108,12 @@ class Walk:
         """The hooks around the steps of a task, and what each step needs."""
         method, batches = self.method, -(-len(task.train) // self.setting.batch)
         method.at = Where(task.index)
+        self.model.begin_task(task)
         if held is None:
-            self.model.begin_task(task)
             method.before_task(task)
         for stage in range(held["at"].stage if held else 0, method.stages):
-            method.at = Where(task.index, stage, batches=batches, steps=epochs * batches)
+            steps = max(1, round(epochs * batches * method.stage_share(stage)))
+            method.at = Where(task.index, stage, batches=batches, steps=steps)
             if held is None:
                 method.before_stage(task, stage)
             optimizer = method.optimizer(task)
@@ -124,8 +125,9 @@ class Walk:
                 drawn = task.train.batches(self.setting.batch, seed=self.seed, epoch=epoch, start=start)
                 for number, (x, y) in enumerate(drawn, start):
                     step = epoch * batches + number
-                    method.at = Where(task.index, stage, step, epoch, number, batches, epochs * batches)
-                    yield optimizer, Batch(x, y, task.head)
+                    if step < steps:
+                        method.at = Where(task.index, stage, step, epoch, number, batches, steps)
+                        yield optimizer, Batch(x, y, task.head)
         self.model.eval()
         method.after_task(task)
         self.model.end_task(task)
@@ -187,7 +189,7 @@ def assert_same_weights(a: torch.nn.Module, b: torch.nn.Module) -> None:
         assert torch.equal(p, q), name
 
 
-def assert_resumes(make: Callable[[], Method], kind: str, scenario: str = "task", **how: Any) -> None:
+def assert_resumes(make: Callable[[], Method], kind: str | dict[str, Any], scenario: str = "task", **how: Any) -> None:
     """Stopped in the middle of the second task and taken up by new objects, it ends in the same bits."""
     stream = toy_stream(scenario)
     whole = Walk(make(), stream, kind, **how).run()

@@ -145,6 +145,17 @@ def test_the_reference_leaves_norm_statistics_alone():
     assert all(torch.equal(b, kept[n]) for n, b in model.named_buffers())
 
 
+def test_the_reference_leaves_the_answers_to_the_batch_alone():
+    """Online accuracy is read from them after the reference gradient was taken."""
+    method = AGEM(per_class=3)
+    walk = Walk(method, toy_stream("domain"), epochs=1).run()
+    x, y = walk.stream[0].train.take(slice(0, 8))
+    method.loss(Batch(x, y, 0)).backward()
+    before = method.logits
+    method.after_backward()
+    assert method.logits is before is not None
+
+
 @pytest.mark.parametrize("scenario", ["domain", "class"])
 def test_shared_heads(scenario):
     walk = Walk(AGEM(per_class=3), toy_stream(scenario)).run()

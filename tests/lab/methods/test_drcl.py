@@ -16,7 +16,7 @@ def kronecker(**options) -> DouglasRachford:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"convolutions": "channels"}, {"rank": 2}, {"rank": 2, "rest": "free"}, {"energy": 0.6}],
+    [{}, {"convolutions": "channels"}, {"rank": 2}, {"eigenvalues": "product"}],
     ids=str,
 )
 def test_the_options_of_kronecker_are_reachable(options):
@@ -26,35 +26,30 @@ def test_the_options_of_kronecker_are_reachable(options):
     assert told == wanted | {"seed": told["seed"]}
     conv = next(iter(anchor.bases.values()))
     assert (conv.eigenvalues.shape[1] > 1) == (options.get("convolutions") == "channels")
-    assert all(b.free == (not b.complete and options.get("rest") == "free") for b in anchor.bases.values())
     if "rank" in options:
         assert all(max(b.kept) <= 2 for b in anchor.bases.values())
-    if "energy" in options:
-        assert not all(b.complete for b in anchor.bases.values())
 
 
-@pytest.mark.parametrize("normalise", ["global", "tensor"])
+@pytest.mark.parametrize(("normalise", "total"), [("global", 1.0), ("task", 2.0), ("share", 2e6)])
 @pytest.mark.parametrize("importance", ["fisher", "kronecker"])
-def test_normalise_gives_every_layer_mean_one(importance, normalise):
+def test_normalise_is_the_unit_of_two_tasks(importance, normalise, total):
     method = DouglasRachford(importance=importance, samples=12, normalise=normalise)
     anchor = Walk(method, toy_stream(tasks=2), epochs=1).run().method._optimizer.anchor
-    if importance == "fisher":
-        means = [float(t.mean()) for t in anchor.importance.values()]
-    else:
-        means = [b.total / b.directions for b in anchor.bases.values()]
-    assert (means == pytest.approx([1.0] * len(means), rel=1e-3)) == (normalise == "tensor")
+    weights = sum(t.numel() for t in anchor.importance.values())
+    found = sum(float(t.double().sum()) for t in anchor.importance.values())
+    assert found == pytest.approx(total if normalise == "share" else total * weights, rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"rank": 0}, "rank=0"), ({"energy": 0.0}, "energy=0.0"), ({"normalise": "layer"}, "normalise='layer'")],
+    [({"rank": 0}, "rank=0"), ({"normalise": "layer"}, "normalise='layer'")],
 )
 def test_bad_values_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         DouglasRachford(**options)
 
 
-@pytest.mark.parametrize("options", [{"normalise": "tensor"}, {"normalise": "tensor", "rank": 3}], ids=str)
+@pytest.mark.parametrize("options", [{"normalise": "share"}, {"normalise": "share", "rank": 3}], ids=str)
 def test_it_resumes(options):
     assert_resumes(lambda: kronecker(**options), "cnn")
 
@@ -86,7 +81,7 @@ def test_the_preset_is_the_paper_with_the_learning_rate_of_the_run():
         ("memory", 0.5),
         ("iterations", 2),
         ("stable", 0.8),
-        ("normalise", "tensor"),
+        ("normalise", "share"),
     ],
 )
 def test_what_a_preset_fixes_is_refused_beside_it(name, value):

@@ -144,9 +144,12 @@ def test_statistics_of_earlier_tasks_are_final():
     method.build(model, Setting("task", 3, stream.heads, stream.shape, 0, 0.1, 0.0, 8))
     x, y = stream[0].train.take(slice(0, 9))
     for task in stream[:2]:
+        model.begin_task(task)
         method.before_task(task)
         model.train()
         model(task.train.take(slice(0, 9))[0], task.head)
+        if task.index == 0:
+            model.end_task(task)
     batch = Batch(x, y, torch.tensor([1] * 8 + [0]))
     norm = model.trunk.norm1
     before = norm.task_mean.clone()
@@ -169,7 +172,7 @@ def test_the_first_step_is_plain():
     assert_same_weights(a.model, b.model)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, {"kind": "mlp", "hidden": [6], "norm": "per-task"}], ids=str)
 def test_resume(kind):
     assert_resumes(lambda: ER(memory=12), kind)
 

@@ -89,3 +89,42 @@ def test_plain_layers_answer_with_the_means_and_turn_back() -> None:
     for name, value in found.items():
         torch.testing.assert_close(value, by_hand[name], rtol=1e-4, atol=1e-9)
     assert {type(layer) for layer in made.values()} == {_gaussian.GaussianLinear, _gaussian.GaussianConv2d}
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_masks_multiply_weights_and_the_largest_of_a_unit_its_bias(local: bool) -> None:
+    """Means by hand; the variance of sum_j m_j w_j x_j + (max m) b is sigma^2 (sum_j m_j^2 x_j^2 + (max m)^2)."""
+    model = nn.Sequential(nn.Linear(3, 2))
+    made = converted(model, 0.5)
+    x, mask = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.5, 0.0, 1.0], [0.0, 0.25, 0.0]])
+    weight, bias = model[0].weight.detach(), model[0].bias.detach()
+    units = torch.tensor([1.0, 0.25])
+    with torch.no_grad(), _gaussian.masked(made, {"0": mask}):
+        torch.testing.assert_close(model(x), nn.functional.linear(x, weight * mask, bias * units))
+        with _gaussian.noise(made.values(), torch.Generator().manual_seed(4), local):
+            drawn = torch.stack([model(x)[0] for _ in range(4000)])
+    assert made["0"].mask is None
+    assert torch.equal(model(x), nn.functional.linear(x, weight, bias))
+    variance = 0.25 * ((mask * x).square().sum(1) + units.square())
+    torch.testing.assert_close(drawn.var(0), variance, rtol=0.12, atol=0)
+
+
+def test_a_mask_on_channels_acts_on_whole_kernels() -> None:
+    model, x = layers(), torch.randn(5, 2, 4, 4)
+    made = converted(model)
+    mask = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    masks = {"0": mask.view(3, 2, 1, 1), "3": torch.ones(4, 12)}
+    with torch.no_grad(), _gaussian.masked(made, masks):
+        found = model[0](x)
+        wanted = nn.functional.conv2d(x[:, :1], model[0].weight[:, :1], model[0].bias, stride=2, padding=1)
+    torch.testing.assert_close(found[:, 0], wanted[:, 0])
+    assert (found[:, 1] == 0).all()
+
+
+def test_kl_counts_what_it_is_told_to() -> None:
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(5, 3, generator=generator) for _ in range(2))
+    s, t = (torch.rand(5, 3, generator=generator) + 0.1 for _ in range(2))
+    counted = torch.rand(5, 3, generator=generator) < 0.4
+    wanted = kl_divergence(Normal(a, s), Normal(b, t))[counted].sum()
+    torch.testing.assert_close(_gaussian.kl(a, s, b, t, counted), wanted)

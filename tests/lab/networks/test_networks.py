@@ -351,3 +351,37 @@ def test_a_batch_of_one_image_is_refused_in_our_words(policy):
     if policy == "frozen":
         layer.freeze()
         layer(torch.randn(1, 4))
+
+
+@pytest.mark.parametrize("norm", [None, "group", "per-task"])
+def test_by_head_answers_each_example_with_its_own_head(norm):
+    network = networks.build({"kind": "mlp", "hidden": [6], "norm": norm}, stream()).eval()
+    x, heads = torch.randn(7, 1, 8, 8), torch.tensor([2, 0, 2, 1, 0, 0, 2])
+    found = network.by_head(x, heads)
+    assert [rows.tolist() for rows, _ in found] == [[1, 4, 5], [3], [0, 2, 6]]
+    for head, (rows, logits) in enumerate(found):
+        alone = torch.cat([network(x[i : i + 1], head) for i in rows.tolist()])
+        torch.testing.assert_close(logits, alone)
+
+
+def test_by_head_leaves_statistics_of_tasks_that_are_not_trained_on():
+    tasks = stream()
+    network = networks.build({"kind": "mlp", "hidden": [6], "norm": "per-task"}, tasks)
+    train_task(network, tasks[0])
+    network.train()
+    network.begin_task(tasks[1])
+    first = statistics(network)
+    x = torch.randn(9, 1, 8, 8)
+    (_, old), (_, new) = network.by_head(x, torch.tensor([1] * 8 + [0]))
+    second = statistics(network)
+    for name in first:
+        assert torch.equal(first[name][0], second[name][0])
+        assert not torch.equal(first[name][1], second[name][1])
+    assert all(layer.training for layer in network.modules())
+    torch.testing.assert_close(old, network.eval()(x[8:], 0))
+    network.train()
+    torch.testing.assert_close(new, network(x[:8], 1))
+    # Two tasks trained together, as joint training does: both learn their statistics.
+    network.begin_task(tasks[0])
+    network.by_head(x, torch.tensor([1] * 5 + [0] * 4))
+    assert all(not torch.equal(second[name][:2], value[:2]) for name, value in statistics(network).items())

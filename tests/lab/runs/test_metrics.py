@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -191,60 +190,13 @@ def test_a_matrix_that_is_not_square_is_refused(bad):
         metrics.average_accuracy(bad)
 
 
-# ---- weights
-
-BEFORE = {"w": np.array([[1.0, -2.0], [0.0, 0.0]]), "b": np.array([4.0])}
-AFTER = {"w": np.array([[1.0, -2.05], [0.0, 0.001]]), "b": np.array([4.002])}
-# exactly equal: 1.0 and the first 0 -> 2 of 5
-# relative 0.05:  also -2 -> -2.05 (0.05 < 0.1) and 4 -> 4.002 (0.002 < 0.2); 0 -> 0.001 has moved -> 4 of 5
-# relative 1e-3:  -2 moved by 0.05 >= 0.002; 4 moved by 0.002 < 0.004 -> 3 of 5
-
-
-@pytest.mark.parametrize(("epsilon", "share"), [(0.0, 2 / 5), (0.05, 4 / 5), (1e-3, 3 / 5)])
-def test_effective_stability(epsilon, share):
-    assert metrics.effective_stability(BEFORE, AFTER, epsilon) == pytest.approx(share)
-
-
-def test_effective_stability_of_tensors_in_half_precision():
-    before = {"w": torch.tensor([1.0, 2.0, 3.0, 0.5], dtype=torch.bfloat16, requires_grad=True)}
-    after = {"w": torch.tensor([1.0, 2.0, 3.5, 0.5], dtype=torch.bfloat16)}
-    assert metrics.effective_stability(before, after) == 0.75
-
-
-def test_a_weight_gone_nan_has_moved():
-    assert metrics.effective_stability({"w": [1.0, 1.0]}, {"w": [1.0, NaN]}, 0.05) == 0.5
-
-
-def test_stiffness_of_a_task():
-    # differences 3, 4 in one tensor and 12 in the other: sqrt(9 + 16 + 144) = 13
-    before = {"a": np.array([1.0, 1.0]), "b": np.array([[0.0]])}
-    after = {"a": np.array([4.0, 5.0]), "b": np.array([[-12.0]])}
-    assert metrics.stiffness(before, after) == pytest.approx(13.0)
-    # the same length over sqrt(3 weights)
-    assert metrics.residual(before, after) == pytest.approx(13.0 / math.sqrt(3))
+# ---- steps, epochs and streams
 
 
 def test_stiffness_of_steps():
     # (1 + 2 + 6) / 3
     assert metrics.step_stiffness([1.0, 2.0, 6.0]) == pytest.approx(3.0)
     assert metrics.step_stiffness([]).reason == "no training step was taken"
-
-
-def test_weights_that_do_not_belong_together_are_refused():
-    with pytest.raises(ValueError, match="'b' is in only one"):
-        metrics.stiffness({"a": [1.0]}, {"a": [1.0], "b": [1.0]})
-    with pytest.raises(ValueError, match=r"'a' has shape \(1,\) before and \(2,\) after"):
-        metrics.effective_stability({"a": [1.0]}, {"a": [1.0, 2.0]})
-    with pytest.raises(ValueError, match="epsilon=-1"):
-        metrics.effective_stability({"a": [1.0]}, {"a": [1.0]}, -1)
-
-
-def test_no_weights_have_no_stability():
-    for measure in (metrics.effective_stability, metrics.stiffness, metrics.residual):
-        assert "no shared weights" in measure({}, {}).reason
-
-
-# ---- epochs and streams
 
 
 def test_after_one_epoch_accuracy():

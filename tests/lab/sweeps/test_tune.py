@@ -195,9 +195,11 @@ def test_what_the_papers_tune():
     found = {m: methods.get(m).tunes.name for m in methods.names() if m not in WITHOUT}
     assert found == {
         **dict.fromkeys(("drcl", "drcl-kronecker", "ucl"), "strength"),
-        **{"si": "c", "tag": "b", "upgd": "sigma", "mesu": "c_sigma"},
-        **{"gpm": "threshold", "became": "threshold", "sgp": "alpha", "wsn": "density"},
-        **dict.fromkeys(("ewc", "evcl", "hat", "l2", "mas", "star"), "lam"),
+        **{"si": "c", "tag": "b", "upgd": "sigma", "mesu": "c_sigma", "packnet": "prune"},
+        **{"pocl": "inner_lr", "sb-mcl": "beta0", "ibpcl": "kl", "ban": "kl"},
+        **dict.fromkeys(("gpm", "became", "trgp", "cuber"), "threshold"),
+        **{"sgp": "alpha", "owm": "alpha", "der++": "alpha", "ncl": "prior", "wsn": "density"},
+        **dict.fromkeys(("ewc", "kf-laplace", "r-ewc", "evcl", "hat", "l2", "lwf", "mas", "star"), "lam"),
     }
 
 

@@ -121,7 +121,25 @@ def _methods(name: str | None) -> RenderableType:
             tuned = f"drcl tune chooses {knob.name}, at first from {knob.low:g} to {knob.high:g}"
             parts.append(Text(f"  {tuned}", style="dim"))
         parts.append(Text())
-    return Group(*parts[:-1])
+    shown = _chosen(name, tuple(methods.names()), "method")
+    return Group(*parts, _abilities({each: methods.get(each).abilities.words() for each in shown}))
+
+
+def _abilities(rows: Mapping[str, Mapping[str, str]]) -> RenderableType:
+    """What each method needs and what it can take; what it cannot is refused when a run begins."""
+    table = _plain("method", *next(iter(rows.values())), right=("passes",))
+    table.padding = (0, 1, 0, 0)
+    for column in table.columns:
+        column.no_wrap = " " not in str(column.header)
+    for name, cells in rows.items():
+        table.add_row(Text(name, style="bold"), *cells.values())
+    legend = (
+        "task ids: it must be told the task when it answers. task ends: it does something when a task ends. old data: "
+        "examples of earlier tasks that it trains on again. passes: through the training of a task. norms: norm layers "
+        "it takes; unshared are those whose statistics no other task overwrites. residual: it takes networks that are "
+        "no plain chain of layers. optimizer: what it takes; own: its steps are its own. decay: it takes weight decay."
+    )
+    return Group(table, Padding(Text(legend, style="dim"), (0, 1)))
 
 
 def _told(method: type) -> str:

@@ -11,16 +11,10 @@ import atexit
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from drcl.directions.kronecker import History, Kronecker, Measured
-from drcl.importance import Fisher
-from drcl.importance.base import Importance
-from drcl.per_sample.plan import Forward
 
 
 @dataclass(frozen=True)
@@ -106,67 +100,3 @@ def same_buffers(model: nn.Module) -> None:
 def wait() -> None:
     if world().size > 1:
         dist.barrier()
-
-
-class Reduced(Importance):
-    """An estimator whose samples are divided among the processes and whose result is their common mean.
-
-    Labels and signs that are drawn have to be drawn in one order, so that estimate is made whole by each process;
-    the mean then only makes sure that all go on with the same bits.
-    """
-
-    def __init__(self, inner: Importance) -> None:
-        self.inner = inner
-
-    def estimate(
-        self, model: nn.Module, batches: Any, parameters: dict[str, nn.Parameter], forward: Forward | None = None
-    ) -> dict[str, Tensor]:
-        here = world()
-        if here.size == 1:
-            return self.inner.estimate(model, batches, parameters, forward)
-        batches = list(batches)
-        whole = isinstance(self.inner, Fisher) and self.inner.labels in ("sampled", "signs")
-        mine = batches if whole else batches[here.rank :: here.size]
-        count = sum(len(batch[0]) for batch in mine)
-        if count:
-            found = self.inner.estimate(model, mine, parameters, forward)
-        else:
-            found = {
-                n: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for n, p in parameters.items()
-            }
-        samples = float(total(torch.tensor(float(count), device=next(iter(found.values())).device)))
-        return {name: total(value * (count / samples)) for name, value in found.items()}
-
-    def describe(self) -> dict[str, Any]:
-        return self.inner.describe()
-
-
-class FromTheFirst(Kronecker):
-    """Directions that the first process finds and all others take from it.
-
-    Made by each for itself they would differ: equal matrices have eigenvectors that are equal only up to rounding.
-    """
-
-    def measure(
-        self,
-        model: nn.Module,
-        batches: Any,
-        parameters: dict[str, nn.Parameter],
-        forward: Forward | None = None,
-        history: History | None = None,
-    ) -> Measured:
-        here = world()
-        if here.size == 1:
-            return super().measure(model, batches, parameters, forward, history)
-        found: list[Any] = [None]
-        if here.rank == 0:
-            try:
-                importance, bases = super().measure(model, batches, parameters, forward, history)
-                on_cpu = {n: b.cast(torch.empty(0), b.eigenvalues.dtype) for n, b in bases.items()}
-                found = [Measured({n: t.cpu() for n, t in importance.items()}, on_cpu)]
-            except Exception as reason:  # the others wait for an answer, and get this one
-                found = [reason]
-        dist.broadcast_object_list(found, 0)
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return Measured({n: t.to(parameters[n].device) for n, t in found[0].importance.items()}, found[0].bases)

@@ -59,13 +59,21 @@ def squeeze(inputs: Tensor) -> Tensor:
 
 
 def record(
-    model: Network, layers: Mapping[str, Layer], batches: Iterable[tuple[Tensor, Tensor]], head: int
+    model: Network,
+    layers: Mapping[str, Layer],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    head: int,
+    average: int = 1,
 ) -> dict[str, Tensor]:
-    """Inputs of each layer as the network sees them when it is judged, squeezed, in float64."""
+    """Inputs of each layer as the network sees them when it is judged, squeezed, in float64; with `average`, the means
+    over so many images each."""
     kept: dict[str, Tensor] = {}
 
     def keep(name: str, layer: Layer, x: Tensor) -> None:
-        new = columns(layer, x.double())
+        x = x.double()
+        if average > 1:
+            x = torch.stack([part.mean(0) for part in x.split(average)])
+        new = columns(layer, x)
         kept[name] = squeeze(torch.cat([kept[name], new], dim=1) if name in kept else new)
 
     hooks = [
@@ -100,8 +108,14 @@ def grow(basis: Tensor, inputs: Tensor, threshold: float) -> tuple[Tensor, Tenso
     return new, values[:count]
 
 
+def weights(layer: Layer) -> Tensor:
+    """The weights of a layer as a matrix ``[out, d]``, the bias in its last column."""
+    flat = layer.weight.flatten(1)
+    return flat if layer.bias is None else torch.cat([flat, layer.bias[:, None]], dim=1)
+
+
 def gradient(layer: Layer) -> Tensor | None:
-    """The gradient of a layer as a matrix ``[out, d]``, the bias in its last column."""
+    """The gradient of these, in the same form; None where there is none."""
     if layer.weight.grad is None:
         return None
     flat = layer.weight.grad.flatten(1)

@@ -6,11 +6,12 @@ from torch import Tensor, nn
 
 from drcl.importance import Fisher, Labels
 from drcl.lab.common import seeds
-from drcl.lab.common.parallel import Reduced
+from drcl.lab.methods._estimators import Reduced
 from drcl.lab.methods.base import Method
 from drcl.lab.streams import Task
+from drcl.options import HELP
 
-LABELS = "labels in the Fisher: drawn, the mean over classes (exact), its cheap form (signs), the data's (empirical)"
+LABELS = HELP["labels"]
 
 
 def diagonal(

@@ -27,6 +27,7 @@ class Gaussian(nn.Module):
     positive: Positive = "softplus"
     generator: torch.Generator | None = None  # set for the time of a noisy pass, see `noise`
     local: bool = False
+    mask: Tensor | None = None  # set for the time of a masked pass, see `masked`
 
     def apply_layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -40,19 +41,25 @@ class Gaussian(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.generator is None:
-            return self.apply_layer(x, self.weight, self.bias)
+            return self._masked(x, self.weight, self.bias)
         weight_sigma, bias_sigma = self.sigma()
         if self.local:
             # The output is normal too: drawing it in place of the weights gives every example noise of its own.
-            mean = self.apply_layer(x, self.weight, self.bias)
+            mean = self._masked(x, self.weight, self.bias)
             spread = None if bias_sigma is None else bias_sigma.square()
-            variance = self.apply_layer(x.square(), weight_sigma.square().expand_as(self.weight), spread)
+            variance = self._masked(x.square(), weight_sigma.square().expand_as(self.weight), spread, power=2)
             return mean + variance.clamp(min=1e-16).sqrt() * self._draw(mean)
         weight = self.weight + weight_sigma * self._draw(self.weight)
         bias = self.bias
         if bias is not None and bias_sigma is not None:
             bias = bias + bias_sigma * self._draw(bias)  # type: ignore[assignment]
-        return self.apply_layer(x, weight, bias)
+        return self._masked(x, weight, bias)
+
+    def _masked(self, x: Tensor, weight: Tensor, bias: Tensor | None, power: int = 1) -> Tensor:
+        if self.mask is None:
+            return self.apply_layer(x, weight, bias)
+        units = unit_mask(self.mask)
+        return self.apply_layer(x, weight * self.mask**power, None if bias is None else bias * units**power)
 
     def _draw(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.generator).to(like)
@@ -134,6 +141,23 @@ def noise(layers: Iterable[Gaussian], generator: torch.Generator | None, local: 
 
 
 @contextmanager
+def masked(layers: Mapping[str, Gaussian], masks: Mapping[str, Tensor]) -> Iterator[None]:
+    """Passes inside multiply each weight, drawn or not, by its layer's mask, and each bias by that of its unit."""
+    for name, layer in layers.items():
+        layer.mask = masks[name]
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            layer.mask = None
+
+
+def unit_mask(mask: Tensor) -> Tensor:
+    """What is left of each unit's bias: the largest entry of the mask over the unit's inputs."""
+    return mask.flatten(1).amax(1)
+
+
+@contextmanager
 def plain(layers: Iterable[Gaussian]) -> Iterator[None]:
     """Inside, the layers are ordinary ones that compute with the means: what knows only those, as the batched Fisher
     information does, need not take them one example at a time."""
@@ -147,10 +171,18 @@ def plain(layers: Iterable[Gaussian]) -> Iterator[None]:
             layer.__class__ = kind
 
 
-def kl(mean: Tensor, sigma: Tensor, prior_mean: Tensor | float, prior_sigma: Tensor | float) -> Tensor:
-    """Sum over all weights of KL(N(mean, sigma^2) || N(prior_mean, prior_sigma^2))."""
+def kl(
+    mean: Tensor,
+    sigma: Tensor,
+    prior_mean: Tensor | float,
+    prior_sigma: Tensor | float,
+    counted: Tensor | None = None,
+) -> Tensor:
+    """Sum over all weights, or over those where `counted` is true, of KL(N(mean, sigma^2) || N(prior_mean,
+    prior_sigma^2))."""
     ratio = (sigma / prior_sigma).square()
-    return 0.5 * (ratio + ((mean - prior_mean) / prior_sigma).square() - 1 - ratio.log()).sum()
+    each = ratio + ((mean - prior_mean) / prior_sigma).square() - 1 - ratio.log()
+    return 0.5 * (each if counted is None else each * counted).sum()
 
 
 def snapshot(layers: Mapping[str, Gaussian]) -> dict[str, dict[str, Tensor]]:
@@ -167,8 +199,3 @@ def scale_bytes(layers: Iterable[Gaussian]) -> int:
     """What the standard deviations take beside the network's own weights."""
     scales = [s for layer in layers for s in (layer.weight_scale, layer.bias_scale) if s is not None]
     return sum(s.nbytes for s in scales)
-
-
-def check_adam(method: str, rate: float | None) -> None:
-    if rate is not None and not rate > 0:
-        raise ValueError(f"{method}: adam_lr={rate} must be above 0: give 0.001, or none for the run's own optimizer")

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from drcl.lab.methods.base import Batch
+from drcl.lab.methods.base import Batch, Method, Setting
 from drcl.lab.networks import Network
-from drcl.lab.networks.norms import PerTaskBatchNorm
+from drcl.lab.streams import Task
 
 Memory = dict[str, Any]  # x, y, head: one row an example; offered: how many have come by
 
@@ -35,9 +36,10 @@ def filled(memory: Memory) -> int:
     return min(int(memory["offered"]), len(memory["y"]))
 
 
-def offer(memory: Memory, batch: Batch, generator: torch.Generator) -> None:
+def offer(memory: Memory, batch: Batch, generator: torch.Generator, **more: Tensor) -> None:
     """Reservoir sampling (Vitter 1985): the n-th example offered is kept with probability rows / n, in the place of a
-    random one, which leaves every example offered so far equally likely to be there."""
+    random one, which leaves every example offered so far equally likely to be there. `more` are columns of the memory
+    beside images, labels and heads."""
     rows, heads = len(memory["y"]), batch.heads()
     # One word an example, drawn at once: float64 is exact enough for streams of any length.
     chance = torch.rand(len(batch), generator=generator, dtype=torch.float64).tolist()
@@ -53,17 +55,23 @@ def offer(memory: Memory, batch: Batch, generator: torch.Generator) -> None:
     device = memory["y"].device
     to = torch.tensor(list(places), device=device)
     chosen = torch.tensor(list(places.values()), device=batch.y.device)
-    memory["x"][to] = batch.x[chosen].detach().to(device=device, dtype=memory["x"].dtype)
-    memory["y"][to] = batch.y[chosen].to(device)
-    memory["head"][to] = heads[chosen].to(device)
+    for key, column in {"x": batch.x, "y": batch.y, "head": heads, **more}.items():
+        memory[key][to] = column[chosen].detach().to(device=device, dtype=memory[key].dtype)
+
+
+def draw_rows(memory: Memory, count: int, generator: torch.Generator) -> Tensor:
+    """Where `count` different examples lie, at random; all of them where there are no more."""
+    return torch.randperm(filled(memory), generator=generator)[:count].to(memory["y"].device)
 
 
 def draw(memory: Memory, count: int, generator: torch.Generator) -> Batch | None:
     """`count` different examples at random, all of them where there are no more, None where there are none."""
-    held = filled(memory)
-    if held == 0:
+    if filled(memory) == 0:
         return None
-    rows = torch.randperm(held, generator=generator)[:count].to(memory["y"].device)
+    return at_rows(memory, draw_rows(memory, count, generator))
+
+
+def at_rows(memory: Memory, rows: Tensor) -> Batch:
     return Batch(memory["x"][rows], memory["y"][rows], memory["head"][rows])
 
 
@@ -73,23 +81,10 @@ def trunk_and_heads(model: Network, heads: list[int]) -> dict[str, nn.Parameter]
     return {name: p for part in parts for name, p in part.items()}
 
 
-def logits_by_head(model: Network, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of the batch and their logits, a head at a time. The trunk sees all of them together, as it does in
-    training, unless its norm layers keep statistics for each task."""
-    heads = batch.heads()
-    present = torch.unique(heads).tolist()
-    apart = any(isinstance(layer, PerTaskBatchNorm) for layer in model.modules())
-    together = None if apart else model.features(batch.x, present[0])
-    for head in present:
-        rows = (heads == head).nonzero().squeeze(1)
-        yield rows, model(batch.x[rows], head) if together is None else model.heads(together[rows], head)
-
-
 @contextlib.contextmanager
-def judging(model: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[None]:
-    """Evaluation mode for a look at remembered examples: no dropout, and no norm statistics are written. With `kind`
-    only for modules of that kind."""
-    modes = [(module, module.training) for module in model.modules() if isinstance(module, kind)]
+def judging(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a look at remembered examples: no dropout, and no norm statistics are written."""
+    modes = [(module, module.training) for module in model.modules()]
     for module, _ in modes:
         module.training = False
     try:
@@ -97,3 +92,36 @@ def judging(model: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[Non
     finally:
         for module, training in modes:
             module.training = training
+
+
+@dataclass
+class Remembering(Method):
+    """Base of methods that keep examples: remembered ones teach the trunk and the heads of all tasks so far."""
+
+    def rows(self) -> int:
+        """For how many examples there is room at the beginning."""
+        return 0
+
+    def build(self, model: Network, setting: Setting) -> Network:
+        self.state = {"memory": empty(self.rows(), setting.shape, setting.device), "heads": []}
+        return super().build(model, setting)
+
+    def before_task(self, task: Task) -> None:
+        if task.head not in self.state["heads"]:
+            self.state["heads"] = [*self.state["heads"], task.head]
+
+    def parameters(self, task: Task) -> dict[str, nn.Parameter]:
+        return self.taught()
+
+    def taught(self) -> dict[str, nn.Parameter]:
+        """What examples of all tasks so far can teach, by name."""
+        return trunk_and_heads(self.model, self.state["heads"])
+
+    def remembered(self, count: int, generator: torch.Generator) -> Batch | None:
+        """Examples at random, on the run's device; None while there are none."""
+        found = draw(self.state["memory"], count, generator)
+        return None if found is None else self.to_device(found)
+
+    def to_device(self, batch: Batch) -> Batch:
+        device = self.setting.device
+        return Batch(batch.x.to(device), batch.y.to(device), batch.heads().to(device))

@@ -25,17 +25,18 @@ from torch import Tensor, nn
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
 from drcl.lab.methods import _checks, _memory
-from drcl.lab.methods.base import Batch, Method, Setting, mixed_cross_entropy
-from drcl.lab.networks import Network
+from drcl.lab.methods._memory import Remembering
+from drcl.lab.methods.base import Abilities, Batch, mixed_cross_entropy
 from drcl.lab.streams import Task
 
 
 @dataclass
-class AGEM(Method):
+class AGEM(Remembering):
     """The memory grows by `per_class` images for each class of each task."""
 
     name: ClassVar[str] = "agem"
     about: ClassVar[str] = "averaged gradient episodic memory: gradients projected off conflicts with old examples"
+    abilities: ClassVar[Abilities] = Abilities(old_data="some")
 
     per_class: int = option(13, "examples remembered of each class of each task")
     reference: int = option(256, "remembered examples in the reference gradient of a step")
@@ -43,32 +44,17 @@ class AGEM(Method):
     def check(self) -> None:
         _checks.at_least_one(self.name, per_class=self.per_class, reference=self.reference)
 
-    def build(self, model: Network, setting: Setting) -> Network:
-        self.state = {"memory": _memory.empty(0, setting.shape, setting.device), "heads": []}
-        return super().build(model, setting)
-
-    def before_task(self, task: Task) -> None:
-        if task.head not in self.state["heads"]:
-            self.state["heads"] = [*self.state["heads"], task.head]
-
-    def parameters(self, task: Task) -> dict[str, nn.Parameter]:
-        return _memory.trunk_and_heads(self.model, self.state["heads"])
-
     def after_backward(self) -> None:
-        examples = _memory.draw(self.state["memory"], self.reference, self.generator("reference"))
-        if examples is None:
-            return
-        own = list(_memory.trunk_and_heads(self.model, self.state["heads"]).values())
-        project(own, self.reference_gradient(examples, own))
+        examples = self.remembered(self.reference, self.generator("reference"))
+        if examples is not None:
+            own = list(self.taught().values())
+            project(own, self.reference_gradient(examples, own))
 
     def reference_gradient(self, examples: Batch, own: list[nn.Parameter]) -> list[Tensor | None]:
         """Of remembered examples; None where they do not reach."""
-        device = self.setting.device
-        examples = Batch(examples.x.to(device), examples.y.to(device), examples.heads().to(device))
         self.gradients += 1
         with _memory.judging(self.model), torch.enable_grad():
-            loss = mixed_cross_entropy(self.model, examples)
-            return list(torch.autograd.grad(loss, own, allow_unused=True))
+            return list(torch.autograd.grad(mixed_cross_entropy(self.model, examples), own, allow_unused=True))
 
     def after_task(self, task: Task) -> None:
         memory, train = self.state["memory"], task.train

@@ -1,17 +1,20 @@
 """`Method`: what the learner calls while it walks through the tasks.
 
-A method is a dataclass whose fields are its hyperparameters, in a file of its own, with only the hooks it needs:
+A method is a dataclass whose fields are its hyperparameters, in a file of its own, which says what it needs and what it
+can take (`abilities`) and has only the hooks it needs:
 
     build           once: may rewrite the network's layers (masks, gates, Gaussian weights)
     data            which tasks' training data this task trains on; none at all skips the task
     before_task     reset what belongs to one task
     before_stage    the same for each of its `stages`, where a task is trained more than once
+    stage_share     how many of a task's steps a stage has, as a share
     optimizer       a fresh one for each stage, over `parameters` of that task
     before_step     sees the whole batch; may enlarge it (replay), always behind its own examples
     loss            of a batch; the penalty of a regulariser may be added here or, as a gradient, afterwards
     after_backward  reads or edits gradients in place, as those of the whole batch
     step            one step of the optimizer; most never touch it
     after_step      clamp, accumulate
+    restored        network and state have been put back to the best epoch, with which the stage ends
     after_task      importance, memory, masks
     deployed        puts the weights to be judged into the network for the time of an evaluation
     predict         logits of a task's head
@@ -32,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drcl.lab.common import seeds
+from drcl.lab.methods._checks import Abilities, refuse
 from drcl.lab.networks import Network
 from drcl.lab.networks.norms import settled
 from drcl.lab.streams import Scenario, Stream, Task
@@ -105,6 +109,7 @@ class Setting:
     optimizer: str = "sgd"
     weight_decay: float = 0.0
     online: bool = False
+    momentum_given: bool = False  # for this task alone: it counts for more than a momentum of the method's own
 
     def make_optimizer(self, params: Any, **changes: Any) -> torch.optim.Optimizer:
         """The optimizer the run asks for, over parameters, named parameters or groups."""
@@ -123,6 +128,7 @@ class Method:
 
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""
+    abilities: ClassVar[Abilities] = Abilities()  # what it needs and what it can take
     tunes: ClassVar[Knob | None] = None  # what `drcl tune` chooses; None where there is nothing of the kind
     stages: ClassVar[int] = 1
     keeps_optimizer: ClassVar[bool] = False  # one for the whole run, saved as part of its own state
@@ -139,6 +145,14 @@ class Method:
 
     def build(self, model: Network, setting: Setting) -> Network:
         """Take the network. Raise ``ValueError`` for a network or scenario the method is not made for."""
+        refuse(
+            self.name,
+            self.abilities,
+            model,
+            scenario=setting.scenario,
+            optimizer=setting.optimizer,
+            weight_decay=setting.weight_decay,
+        )
         self.model, self.setting = model, setting
         return model
 
@@ -150,6 +164,9 @@ class Method:
     def before_task(self, task: Task) -> None: ...
 
     def before_stage(self, task: Task, stage: int) -> None: ...
+
+    def stage_share(self, stage: int) -> float:
+        return 1.0
 
     def parameters(self, task: Task) -> dict[str, nn.Parameter]:
         """What this task trains, by name: the trunk and its own head, never another task's."""
@@ -176,6 +193,8 @@ class Method:
         return loss
 
     def after_step(self) -> None: ...
+
+    def restored(self) -> None: ...
 
     # ---- judgement
 
@@ -247,17 +266,8 @@ class Method:
 
 
 def mixed_cross_entropy(model: Network, batch: Batch) -> Tensor:
-    """Mean cross-entropy of examples of several tasks. The trunk sees them together, unless its norm layers keep
-    statistics for each task."""
-    heads = batch.heads()
-    present = [int(h) for h in torch.unique(heads)]
-    together = None if model._per_task else model.features(batch.x, present[0])
+    """Mean cross-entropy of examples of several tasks, each answered by its own head."""
     total = batch.x.new_zeros(())
-    for head in present:
-        rows = (heads == head).nonzero().squeeze(1)
-        if together is None:
-            logits = model(batch.x[rows], head)
-        else:
-            logits = model.heads(together[rows], head)
+    for rows, logits in model.by_head(batch.x, batch.heads()):
         total = total + F.cross_entropy(logits, batch.y[rows], reduction="sum")
     return total / len(batch)

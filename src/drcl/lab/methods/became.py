@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from drcl.importance import Labels
 from drcl.lab.common.options import option
-from drcl.lab.methods import _fisher, _guards
+from drcl.lab.methods import _checks, _fisher
 from drcl.lab.methods._fisher import LABELS
-from drcl.lab.methods.base import Knob
+from drcl.lab.methods.base import Abilities, Knob
 from drcl.lab.methods.sgp import SGP
 from drcl.lab.streams import Task
 
@@ -38,6 +38,7 @@ class BECAME(SGP):
 
     name: ClassVar[str] = "became"
     about: ClassVar[str] = "merges a projected and a free solution by their Fisher information (ICML 2025)"
+    abilities: ClassVar[Abilities] = replace(SGP.abilities, passes=2)
     tunes: ClassVar[Knob | None] = Knob("threshold", 0.5, 0.99)
 
     host: Literal["gpm", "sgp"] = option("gpm", "projection of the first stage")
@@ -46,7 +47,7 @@ class BECAME(SGP):
 
     def check(self) -> None:
         super().check()
-        _guards.at_least(self.name, "fisher_samples", self.fisher_samples, 1, "the merge weighs tasks by it; try 1000")
+        _checks.at_least(self.name, "fisher_samples", self.fisher_samples, 1, "the merge weighs tasks by it; try 1000")
 
     @property
     def stages(self) -> int:  # type: ignore[override]

@@ -28,18 +28,28 @@ from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
 from drcl.importance import Importance, Labels
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.common.parallel import FromTheFirst, Reduced
+from drcl.lab.methods import _checks
+from drcl.lab.methods._estimators import FromTheFirst, Reduced
 from drcl.lab.methods._fisher import LABELS
+from drcl.lab.methods._library import takes
 from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
-from drcl.options import PRESETS, SPLITTINGS, one_of, settings
+from drcl.options import PRESETS, one_of, settings
 from drcl.per_sample.draw import tensors
 
-NORMALISE = "unit of importance: each task's mean, its sum in millionths, the mean over all tasks, or each tensor's"
+# Options of the library that are this method's, by whose they are; `backend` too, at the end of the list.
+SOLVER = (
+    *("strength", "stable", "prox", "splitting", "iterations", "tolerance", "plasticity_steps", "inner_steps"),
+    *("memory", "normalise", "damping"),
+)
+DIRECTIONS = ("eigenvalues", "convolutions", "rank")
 
 
 @dataclass
+@takes(DRCL, *SOLVER, before="momentum")
+@takes(Kronecker, *DIRECTIONS, before="path_damping")
+@takes(DRCL, "backend")
 class DouglasRachford(Method):
     """The optimizer lives as long as the run: anchor and importance are its state."""
 
@@ -50,36 +60,13 @@ class DouglasRachford(Method):
     keeps_optimizer: ClassVar[bool] = True
 
     preset: Literal["paper"] | None = option(None, "settings under one name; all but the learning rate are then fixed")
-    strength: float = option(0.01, "lambda, on importance of mean one a task; 0 protects nothing, inf freezes")
-    stable: float | None = option(None, "share of weights to hold still, in place of a strength")
-    prox: Literal["l1", "l2", "elastic", "group", "box"] = option("l1", "the penalty whose proximal map is taken")
-    splitting: Literal["douglas-rachford", "forward-backward", "implicit"] = option(
-        "forward-backward", "how the two operators negotiate"
-    )
-    iterations: int = option(1, "iterations on one mini-batch")
-    tolerance: float | None = option(None, "stop these early at this fraction of the first residual")
-    plasticity_steps: int = option(1, "optimizer steps that form one proposal")
-    inner_steps: int = option(20, "gradient evaluations of the implicit proposal")
-    memory: Literal["sum", "latest"] | float = option("sum", "importance over tasks: sum, latest, or a decay")
-    normalise: Literal["task", "share", "global", "tensor"] = option("task", NORMALISE)
-    damping: float = option(0.0, "added to the importance of every weight")
     momentum: float | None = option(None, "momentum of the plasticity step; none takes the benchmark's")
     importance: Literal["fisher", "kronecker", "mas", "path"] = option(
         "fisher", "how importance is estimated; kronecker protects directions in place of single weights"
     )
-    samples: int | None = option(1000, "training images a task for it; none takes all")
-    labels: Labels = option("sampled", LABELS)
-    eigenvalues: Literal["exact", "product"] = option(
-        "exact", "kronecker: how the importance of directions is measured"
-    )
-    convolutions: Literal["patches", "channels"] = option(
-        "patches", "kronecker: channels and kernel positions together, or channels only"
-    )
-    rank: int | None = option(256, "kronecker: at most this many directions of a long side told apart; none: all")
-    energy: float = option(1.0, "kronecker: as many directions a side as carry this share of its trace")
-    rest: Literal["mean", "free"] = option("mean", "kronecker: what these two leave out: held by its means, or free")
-    path_damping: float = option(0.1, "damping of the path integral")
-    backend: Literal["auto", "native", "foreach", "compile", "reference"] = option("auto", "who computes the step")
+    samples: int | None = option(Fisher().samples, "training images a task for it; none takes all")
+    labels: Labels = option(Fisher().labels, LABELS)
+    path_damping: float = option(PathIntegral().damping, "damping of the path integral")
 
     def check(self) -> None:
         if self.preset is not None:
@@ -90,11 +77,9 @@ class DouglasRachford(Method):
             for key, value in settings(self.preset, given).items():
                 if key != "lr":
                     setattr(self, key, value)  # so that a run's record says what was run
-        if self.samples is not None and self.samples < 1:
-            raise ValueError(f"drcl: samples={self.samples}: give a whole number of at least 1, or none")
+        _checks.at_least_one_or_none(self.name, samples=self.samples)
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError(f"drcl: momentum={self.momentum}: give 0 <= momentum < 1, or none")
-        assert self.splitting in SPLITTINGS
         self._make([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.0)  # the library checks the rest
         PathIntegral(self.path_damping)
         Kronecker(**self._directions())
@@ -109,28 +94,35 @@ class DouglasRachford(Method):
         if free:
             # All heads at once: those of other tasks have no gradient, and without one nothing moves.
             groups.append({"params": list(free.items()), "free": True})
-        momentum = setting.momentum if self.momentum is None else self.momentum
-        if self.splitting == "implicit" and self.momentum is None:
-            momentum = 0.0  # the implicit proposal takes none
         if setting.optimizer == "sgd":
-            self._optimizer = self._make(groups, lr=setting.lr, momentum=momentum, weight_decay=setting.weight_decay)
+            sgd = {"lr": setting.lr, "momentum": self._momentum(), "weight_decay": setting.weight_decay}
+            self._optimizer = self._make(groups, **sgd)
         else:
             self._optimizer = DRCL.around(setting.make_optimizer(groups), **self._solver())
         self._path = PathIntegral(self.path_damping).watch(self._optimizer) if self.importance == "path" else None
         return model
 
     def _solver(self) -> dict[str, Any]:
-        own = ("strength", "stable", "prox", "splitting", "iterations", "plasticity_steps", "tolerance", "memory")
-        return {k: getattr(self, k) for k in (*own, "normalise", "damping", "inner_steps", "backend")}
+        return {k: getattr(self, k) for k in (*SOLVER, "backend")}
 
     def _directions(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in ("eigenvalues", "convolutions", "rank", "energy", "rest")}
+        return {k: getattr(self, k) for k in DIRECTIONS}
 
     def _make(self, params: Any, **sgd: Any) -> DRCL:
         return DRCL(params, **sgd, **self._solver())
 
     def optimizer(self, task: Task) -> torch.optim.Optimizer:
+        """The same one for the whole run, with the learning rate and the momentum of this task."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["initial_lr"] = self.setting.lr
+            if self.setting.optimizer == "sgd":
+                group["momentum"] = self._momentum()
         return self._optimizer
+
+    def _momentum(self) -> float:
+        if self.setting.momentum_given or (self.momentum is None and self._solver()["splitting"] != "implicit"):
+            return self.setting.momentum
+        return self.momentum or 0.0  # the implicit proposal takes none
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> Tensor:
         return self._optimizer.step(closure)
@@ -139,6 +131,17 @@ class DouglasRachford(Method):
     def deployed(self) -> Iterator[None]:
         with self._optimizer.deployed():
             yield
+
+    @torch.no_grad()
+    def restored(self) -> None:
+        """z was measured and becomes y, as at the end of a task; a proposal that had not been negotiated is dropped."""
+        self._optimizer.eval()
+        for p, state in self._optimizer.protected():
+            state.pop("start", None)
+            if "z" in state:
+                state["z"].copy_(p)
+        progress = self._optimizer.progress
+        progress.mode, progress.steps_in_proposal, progress.gammas = "train", 0, []
 
     def after_task(self, task: Task) -> None:
         count = len(task.train) if self.samples is None else min(self.samples, len(task.train))

@@ -1,4 +1,5 @@
-"""DRCL along the directions of `drcl.Kronecker`: the method of `drcl.lab.methods.drcl` with other defaults.
+"""DRCL along the directions of `drcl.Kronecker`: the method of `drcl.lab.methods.drcl` with the defaults of the
+library's preset "directions".
 
     D = U_G^T (r - a) U_A,   z = a + U_G prox(D) U_A^T
 
@@ -11,22 +12,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from drcl import DRCL, Kronecker
 from drcl.importance import Labels
 from drcl.lab.common.options import option
 from drcl.lab.methods._fisher import LABELS
-from drcl.lab.methods.drcl import NORMALISE, DouglasRachford
+from drcl.lab.methods._library import takes
+from drcl.lab.methods.drcl import DouglasRachford
+from drcl.options import HELP, PRESETS, STRENGTH_AROUND_ADAM
+
+PRESET = PRESETS["directions"]
 
 
 @dataclass
+@takes(DRCL, *PRESET, defaults=PRESET)
 class KroneckerDouglasRachford(DouglasRachford):
     """Every option of `drcl` is one here."""
 
     name: ClassVar[str] = "drcl-kronecker"
     about: ClassVar[str] = "DRCL that protects directions of layers in place of single weights"
 
-    strength: float = option(0.03, "lambda, on shares in a million a task; give 3 with adam")
-    prox: Literal["l1", "l2", "elastic"] = option("l2", "the penalty whose proximal map is taken")
-    plasticity_steps: int = option(10, "optimizer steps that form one proposal")
-    normalise: Literal["task", "share", "global", "tensor"] = option("share", NORMALISE)
+    strength: float = option(
+        PRESET["strength"], f"lambda, on shares in a million a task; give {STRENGTH_AROUND_ADAM:g} with adam"
+    )
+    prox: Literal["l1", "l2", "elastic"] = option(PRESET["prox"], HELP["prox"])
     importance: Literal["kronecker"] = option("kronecker", "the directions of Kronecker factors")
-    labels: Labels = option("signs", LABELS)
+    labels: Labels = option(Kronecker().labels, LABELS)

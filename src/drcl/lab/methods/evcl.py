@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from drcl.importance import Labels
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.methods import _fisher, _gaussian, _guards
+from drcl.lab.methods import _checks, _fisher, _gaussian
 from drcl.lab.methods._fisher import LABELS
-from drcl.lab.methods.base import Batch, Knob, Method, Setting
+from drcl.lab.methods.base import Abilities, Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
@@ -49,6 +49,7 @@ class EVCL(Method):
 
     name: ClassVar[str] = "evcl"
     about: ClassVar[str] = "variational continual learning with an elastic penalty (2024)"
+    abilities: ClassVar[Abilities] = Abilities(norms="none", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(100.0, "strength of the elastic penalty; 0 is VCL")
@@ -64,20 +65,17 @@ class EVCL(Method):
 
     def check(self) -> None:
         for word in ("lam", "kl"):
-            _guards.at_least(self.name, word, getattr(self, word), 0.0, "0 switches it off")
+            _checks.at_least(self.name, word, getattr(self, word), 0.0, "0 switches it off")
         for word in ("prior_sigma", "sigma_start"):
             if not getattr(self, word) > 0:
                 raise ValueError(f"evcl: {word}={getattr(self, word)} must be above 0")
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"evcl: gamma={self.gamma}: give a share from 0 to 1")
-        _guards.at_least(self.name, "test_samples", self.test_samples, 0, "0 answers with the means")
-        _guards.at_least(self.name, "fisher_samples", self.fisher_samples, 1, "or set lam=0, which is VCL")
-        _gaussian.check_adam(self.name, self.adam_lr)
+        _checks.share(self.name, gamma=self.gamma)
+        _checks.at_least(self.name, "test_samples", self.test_samples, 0, "0 answers with the means")
+        _checks.at_least(self.name, "fisher_samples", self.fisher_samples, 1, "or set lam=0, which is VCL")
+        _checks.adam_lr(self.name, self.adam_lr)
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        _guards.no_norms(self.name, model)
-        _guards.no_decay(self.name, setting)
         self.layers = _gaussian.convert(model, self.protected(), lambda layer: self.sigma_start)
         return model
 

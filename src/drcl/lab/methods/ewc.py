@@ -25,8 +25,8 @@ from torch import Tensor
 from drcl.importance import Fisher, Labels
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.common.parallel import Reduced
-from drcl.lab.methods import _quadratic
+from drcl.lab.methods import _checks, _quadratic
+from drcl.lab.methods._estimators import Reduced
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
@@ -47,12 +47,9 @@ class EWC(Method):
     labels: Labels = option("sampled", LABELS)
 
     def check(self) -> None:
-        if not 0 <= self.lam < float("inf"):
-            raise ValueError(f"ewc: lam={self.lam}: give a finite number of at least 0")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"ewc: decay={self.decay}: give a share from 0 to 1")
-        if self.samples is not None and self.samples < 1:
-            raise ValueError(f"ewc: samples={self.samples}: give a whole number of at least 1, or none")
+        _checks.not_negative(self.name, lam=self.lam)
+        _checks.share(self.name, decay=self.decay)
+        _checks.at_least_one_or_none(self.name, samples=self.samples)
 
     @property
     def anchors(self) -> list[dict[str, dict[str, Tensor]]]:

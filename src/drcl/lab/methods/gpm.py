@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.common.options import option
-from drcl.lab.methods import _bases, _guards
-from drcl.lab.methods.base import Knob, Method, Setting
+from drcl.lab.methods import _bases, _checks
+from drcl.lab.methods.base import Abilities, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
@@ -35,6 +35,7 @@ class GPM(Method):
 
     name: ClassVar[str] = "gpm"
     about: ClassVar[str] = "projects gradients off the input space of old tasks (ICLR 2021)"
+    abilities: ClassVar[Abilities] = Abilities(norms="unshared", optimizer="sgd", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("threshold", 0.5, 0.99)
 
     threshold: float | tuple[float, ...] = option(
@@ -45,14 +46,12 @@ class GPM(Method):
 
     def check(self) -> None:
         for value in self._thresholds():
-            _guards.inside(self.name, "threshold", value, 0.0, 1.0, "try 0.97")
-        _guards.at_least(self.name, "increase", self.increase, 0.0, "0 keeps one threshold for all tasks")
-        _guards.at_least(self.name, "samples", self.samples, 1, "without inputs there is no memory; try 125")
+            _checks.inside(self.name, "threshold", value, 0.0, 1.0, "try 0.97")
+        _checks.at_least(self.name, "increase", self.increase, 0.0, "0 keeps one threshold for all tasks")
+        _checks.at_least(self.name, "samples", self.samples, 1, "without inputs there is no memory; try 125")
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        _guards.plain_sgd(self.name, setting)
-        _guards.no_shared_statistics(self.name, model)
         self.layers = _bases.matrix_layers(model, self.protected())
         given = self._thresholds()
         if len(given) not in (1, len(self.layers)):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.methods import _guards
-from drcl.lab.methods.base import Batch, Knob, Method, Setting
+from drcl.lab.methods import _checks
+from drcl.lab.methods.base import Abilities, Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
@@ -59,22 +59,22 @@ class HAT(Method):
 
     name: ClassVar[str] = "hat"
     about: ClassVar[str] = "hard attention to the task: learned gates on units (ICML 2018)"
+    abilities: ClassVar[Abilities] = Abilities(
+        task_ids=True, norms="none", branches=False, optimizer="sgd", weight_decay=False
+    )
     tunes: ClassVar[Knob | None] = Knob("lam", 0.05, 10.0)
 
     lam: float = option(0.75, "price of using units that no earlier task uses")
     s_max: float = option(400.0, "steepest slope of the gates, in force when answering")
 
     def check(self) -> None:
-        _guards.at_least(self.name, "lam", self.lam, 0.0, "the paper tried 0.1 to 4")
+        _checks.at_least(self.name, "lam", self.lam, 0.0, "the paper tried 0.1 to 4")
         if not 1 < self.s_max < float("inf"):
             raise ValueError(f"hat: s_max={self.s_max} must be above 1, or gates stay half open: try 25 to 800")
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        _guards.task_ids(self.name, setting)
-        _guards.plain_sgd(self.name, setting)
-        _guards.no_norms(self.name, model)
-        trunk = _guards.chain(self.name, model)
+        trunk = _checks.chain(self.name, model)
         generator = torch.Generator().manual_seed(seeds.derive(setting.seed, "hat", "embeddings"))
         self.layers = insert_gates(trunk, setting.tasks, generator)
         return model

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from drcl.lab.methods.base import Method
+from drcl.lab.methods.base import Abilities, Method
 from drcl.lab.streams import Stream, Task
 
 
@@ -22,6 +22,7 @@ class Joint(Method):
 
     name: ClassVar[str] = "joint"
     about: ClassVar[str] = "all tasks trained together at the end: the upper bound"
+    abilities: ClassVar[Abilities] = Abilities(old_data="all")
 
     def data(self, task: Task, stream: Stream) -> Sequence[Task]:
         return list(stream) if task.index == stream[-1].index else []

@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from drcl.lab.common.options import option
-from drcl.lab.methods import _quadratic
+from drcl.lab.methods import _checks, _quadratic
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
 
@@ -27,8 +27,7 @@ class L2(Method):
     lam: float = option(0.1, "strength of the penalty; plain SGD diverges above 2 / lr")
 
     def check(self) -> None:
-        if not 0 <= self.lam < float("inf"):
-            raise ValueError(f"l2: lam={self.lam}: give a finite number of at least 0")
+        _checks.not_negative(self.name, lam=self.lam)
 
     def penalty(self) -> Tensor:
         return _quadratic.penalty(self.protected(), self.state.get("anchor", {}), None, self.lam)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from drcl.importance import MAS as Estimator
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.common.parallel import Reduced
 from drcl.lab.methods import _checks, _quadratic
+from drcl.lab.methods._estimators import Reduced
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
 
@@ -38,9 +38,8 @@ class MAS(Method):
 
     def check(self) -> None:
         _checks.not_negative(self.name, lam=self.lam)
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"mas: decay={self.decay}: give a share from 0 to 1")
-        _checks.at_least_one(self.name, samples=self.samples)
+        _checks.share(self.name, decay=self.decay)
+        _checks.at_least_one_or_none(self.name, samples=self.samples)
 
     def penalty(self) -> Tensor:
         anchor, importance = self.state.get("anchor", {}), self.state.get("importance", {})

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.methods import _gaussian, _guards
-from drcl.lab.methods.base import Batch, Knob, Method, Setting
+from drcl.lab.methods import _checks, _gaussian
+from drcl.lab.methods.base import Abilities, Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
@@ -81,6 +81,7 @@ class MESU(Method):
 
     name: ClassVar[str] = "mesu"
     about: ClassVar[str] = "metaplasticity from synaptic uncertainty, without task boundaries (2025)"
+    abilities: ClassVar[Abilities] = Abilities(task_ends=False, norms="none", optimizer="own", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("c_sigma", 1.0, 1e3)
 
     samples: int = option(8, "draws of the weights a step")
@@ -96,10 +97,10 @@ class MESU(Method):
     noise: bool = option(True, "draw weights while training; false trains the means alone")
 
     def check(self) -> None:
-        _guards.at_least(self.name, "samples", self.samples, 1, "the paper has 8")
-        _guards.at_least(self.name, "test_samples", self.test_samples, 0, "0 answers with the means")
+        _checks.at_least(self.name, "samples", self.samples, 1, "the paper has 8")
+        _checks.at_least(self.name, "test_samples", self.test_samples, 0, "0 answers with the means")
         for word in ("c_mu", "c_sigma"):
-            _guards.at_least(self.name, word, getattr(self, word), 0.0, "0 keeps it where it is")
+            _checks.at_least(self.name, word, getattr(self, word), 0.0, "0 keeps it where it is")
         for word in ("memory", "prior_sigma", "ratio_max", "sigma_start", "sigma_min"):
             if not getattr(self, word) > 0:
                 raise ValueError(f"mesu: {word}={getattr(self, word)} must be above 0")
@@ -108,8 +109,6 @@ class MESU(Method):
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        _guards.no_norms(self.name, model)
-        _guards.no_decay(self.name, setting)
         with seeds.seeded_torch(setting.seed, "mesu", "start"):
             self.layers = _gaussian.convert(model, dict(model.named_parameters()), self._start, "plain")
         self._size = setting.batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from drcl.lab.methods.base import Method
+from drcl.lab.methods.base import Abilities, Method
 
 
 @dataclass
@@ -14,3 +14,4 @@ class SGD(Method):
 
     name: ClassVar[str] = "sgd"
     about: ClassVar[str] = "fine-tuning, no protection: the lower bound"
+    abilities: ClassVar[Abilities] = Abilities(task_ends=False)

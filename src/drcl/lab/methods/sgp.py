@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drcl.lab.common.options import option
-from drcl.lab.methods import _guards
+from drcl.lab.methods import _checks
 from drcl.lab.methods.base import Knob
 from drcl.lab.methods.gpm import GPM
 
@@ -35,7 +35,7 @@ class SGP(GPM):
 
     def check(self) -> None:
         super().check()
-        _guards.at_least(self.name, "alpha", self.alpha, 0.0, "the paper uses 1 to 25")
+        _checks.at_least(self.name, "alpha", self.alpha, 0.0, "the paper uses 1 to 25")
 
     def importance(self, name: str) -> Tensor | None:
         return self.state["importances"][name]

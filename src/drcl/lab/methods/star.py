@@ -53,14 +53,14 @@ class STAR(ER):
     def after_backward(self) -> None:
         if self.lam == 0:
             return
-        remembered = _memory.draw(self.state["memory"], self.replay or self.setting.batch, self.generator("stability"))
+        remembered = self.remembered(self.replay or self.setting.batch, self.generator("stability"))
         if remembered is None or len(remembered) < 2:
             return
         with _memory.judging(self.model), torch.enable_grad():
-            examples, answers = self.correct(self.to_device(remembered))
+            examples, answers = self.correct(remembered)
             if len(examples) < 2:
                 return
-            own = _memory.trunk_and_heads(self.model, self.state["heads"])
+            own = self.taught()
             with perturbed(own, self.perturbation(own, examples, answers)):
                 pull = self._gradient(own, examples, answers)
         with torch.no_grad():
@@ -79,18 +79,19 @@ class STAR(ER):
     def correct(self, batch: Batch) -> tuple[Batch, list[Tensor]]:
         """The examples answered correctly and the log-probabilities of these answers, a tensor a head."""
         with torch.no_grad():
-            found = _memory.logits_by_head(self.model, batch)
+            found = self.model.by_head(batch.x, batch.heads())
             right = torch.cat([rows[logits.argmax(1) == batch.y[rows]] for rows, logits in found])
             chosen = batch.rows(right)
             if len(chosen) < 2:
                 return chosen, []
             # Asked again without the others: where norm layers use the batch at hand, answers depend on the company.
-            return chosen, [logits.log_softmax(1) for _, logits in _memory.logits_by_head(self.model, chosen)]
+            return chosen, [logits.log_softmax(1) for _, logits in self.model.by_head(chosen.x, chosen.heads())]
 
     def divergence(self, examples: Batch, answers: list[Tensor]) -> Tensor:
         """Mean over the examples of KL(answers || the network's answers with the weights it has now)."""
         total = examples.x.new_zeros(())
-        for (_, logits), before in zip(_memory.logits_by_head(self.model, examples), answers, strict=True):
+        found = self.model.by_head(examples.x, examples.heads())
+        for (_, logits), before in zip(found, answers, strict=True):
             total = total + F.kl_div(logits.log_softmax(1), before, reduction="sum", log_target=True)
         return total / len(examples)
 

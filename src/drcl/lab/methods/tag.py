@@ -19,7 +19,7 @@ from torch import Tensor
 
 from drcl.lab.common.options import option
 from drcl.lab.methods import _checks
-from drcl.lab.methods.base import Knob, Method
+from drcl.lab.methods.base import Abilities, Knob, Method
 from drcl.lab.streams import Task
 
 EPS = 1e-8
@@ -33,6 +33,7 @@ class TAG(Method):
 
     name: ClassVar[str] = "tag"
     about: ClassVar[str] = "task-based accumulated gradients: RMSProp, Adagrad or Adam with the moments of every task"
+    abilities: ClassVar[Abilities] = Abilities(optimizer="own")
     tunes: ClassVar[Knob | None] = Knob("b", 0.5, 20.0)
 
     form: Literal["rmsprop", "adagrad", "adam"] = option("rmsprop", "the adaptive rule it extends")

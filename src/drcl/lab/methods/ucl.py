@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.methods import _gaussian, _guards
-from drcl.lab.methods.base import Batch, Knob, Method, Setting
+from drcl.lab.methods import _checks, _gaussian
+from drcl.lab.methods.base import Abilities, Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
@@ -39,6 +39,7 @@ class UCL(Method):
 
     name: ClassVar[str] = "ucl"
     about: ClassVar[str] = "uncertainty-based regularisation with one sigma a unit (NeurIPS 2019)"
+    abilities: ClassVar[Abilities] = Abilities(norms="none", branches=False, weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("strength")
 
     beta: float = option(0.03, "weight of the term that moves sigma")
@@ -50,16 +51,13 @@ class UCL(Method):
     noise: bool = option(True, "draw weights while training; false trains the means alone")
 
     def check(self) -> None:
-        _guards.inside(self.name, "ratio", self.ratio, 0.0, 1.0, "the paper has 0.125 to 0.5")
+        _checks.inside(self.name, "ratio", self.ratio, 0.0, 1.0, "the paper has 0.125 to 0.5")
         for word in ("beta", "alpha", "strength", "rho_lr"):
-            _guards.at_least(self.name, word, getattr(self, word), 0.0, "0 switches it off")
-        _gaussian.check_adam(self.name, self.adam_lr)
+            _checks.at_least(self.name, word, getattr(self, word), 0.0, "0 switches it off")
+        _checks.adam_lr(self.name, self.adam_lr)
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        _guards.no_norms(self.name, model)
-        _guards.no_decay(self.name, setting)
-        _guards.chain(self.name, model)
         with seeds.seeded_torch(setting.seed, "ucl", "start"):
             self.layers = _gaussian.convert(model, self.protected(), self._start, per_unit=True)
         self.first = {name: layer.sigma()[0].detach().flatten() for name, layer in self.layers.items()}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from drcl.lab.common.options import option
 from drcl.lab.methods import _checks
-from drcl.lab.methods.base import Knob, Method
+from drcl.lab.methods.base import Abilities, Knob, Method
 from drcl.lab.streams import Task
 
 
@@ -34,6 +34,7 @@ class UPGD(Method):
 
     name: ClassVar[str] = "upgd"
     about: ClassVar[str] = "utility-based perturbed gradient descent: gates steps by utility, perturbs the useless"
+    abilities: ClassVar[Abilities] = Abilities(task_ends=False, optimizer="own")
     tunes: ClassVar[Knob | None] = Knob("sigma", 1e-4, 1.0)
 
     scaling: Literal["global", "local"] = option("global", "utilities relative to the network's best or to their row's")

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.methods import _guards
-from drcl.lab.methods.base import Batch, Knob, Method, Setting
+from drcl.lab.methods import _checks
+from drcl.lab.methods.base import Abilities, Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
@@ -37,6 +37,7 @@ class WSN(Method):
 
     name: ClassVar[str] = "wsn"
     about: ClassVar[str] = "winning subnetworks: a binary mask on weights for every task (ICML 2022)"
+    abilities: ClassVar[Abilities] = Abilities(task_ids=True, norms="unshared", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("density", 0.01, 1.0)
 
     density: float = option(0.5, "share of each layer's weights that a task uses, in (0, 1]")
@@ -45,14 +46,10 @@ class WSN(Method):
     def check(self) -> None:
         if not 0 < self.density <= 1:
             raise ValueError(f"wsn: density={self.density} must lie in (0, 1]: the paper has 0.03 to 0.5")
-        if self.adam_lr is not None and not self.adam_lr > 0:
-            raise ValueError(f"wsn: adam_lr={self.adam_lr} must be above 0: give 0.001, or none for the run's own")
+        _checks.adam_lr(self.name, self.adam_lr)
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        _guards.task_ids(self.name, setting)
-        _guards.no_decay(self.name, setting)
-        _guards.no_shared_statistics(self.name, model)
         trunk = model.groups()["trunk"]
         modules = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
         self.masked = {f"{name}.weight": m.weight for name, m in modules if f"{name}.weight" in trunk}

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from drcl.lab.common import seeds
 from drcl.lab.networks.heads import HeadKind, Heads
-from drcl.lab.networks.norms import PerTaskBatchNorm, freeze_statistics, select_task
+from drcl.lab.networks.norms import final_statistics, freeze_statistics, has_task_statistics, select_task
 from drcl.lab.networks.trunks import TRUNKS
 from drcl.lab.streams import Stream, Task
 
 
 class Network(nn.Module):
-    """``network(x, head)`` are the logits of that head; without `head`, of the only one there is.
+    """``network(x, head)`` are the logits of that head; without `head`, of the only one there is. `by_head` answers
+    a batch in which every example has a head of its own.
 
     The head's number also tells "per-task" norm layers whose statistics to use. The learner calls
     `begin_task` and `end_task`, which keep class masks and norm statistics right; without them a growing
@@ -25,7 +27,8 @@ class Network(nn.Module):
     def __init__(self, trunk: nn.Module, heads: Heads) -> None:
         super().__init__()
         self.trunk, self.heads = trunk, heads
-        self._per_task = any(isinstance(layer, PerTaskBatchNorm) for layer in trunk.modules())
+        self._per_task = has_task_statistics(trunk)
+        self._learning: set[int] = set()  # heads of the tasks that are being trained on
 
     def forward(self, x: Tensor, head: int | None = None) -> Tensor:
         return self.heads(self.features(x, head), head)
@@ -36,14 +39,34 @@ class Network(nn.Module):
             select_task(self.trunk, self.heads.index(head))
         return self.trunk(x)
 
+    def by_head(self, x: Tensor, heads: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Which rows of a batch each head answers, and its logits for them, in the order of the heads.
+
+        The trunk sees all rows together, unless its norm layers keep statistics for each task. Then those of tasks
+        that are not being trained on are final: replayed examples are normalised by them, as they will be when they
+        are judged, and do not change them. A handful would spoil them, and a single one has none.
+        """
+        present = torch.unique(heads).tolist()
+        rows = {head: (heads == head).nonzero().squeeze(1) for head in present}
+        if not self._per_task:
+            together = self.features(x, present[0])
+            return [(rows[head], self.heads(together[rows[head]], head)) for head in present]
+        # The task at hand goes first, so that what dropout draws for it does not depend on what is replayed.
+        found = {head: self(x[rows[head]], head) for head in present if head in self._learning}
+        with final_statistics(self.trunk):
+            found |= {head: self(x[rows[head]], head) for head in present if head not in found}
+        return [(rows[head], found[head]) for head in present]
+
     def begin_task(self, task: Task) -> None:
-        """Before training on `task`: its classes become visible in a growing head."""
+        """Before training on `task`, also when it is taken up again: its classes become visible in a growing head."""
         self.heads.see(task.labels)
+        self._learning.add(task.head)
 
     def end_task(self, task: Task) -> None:
         """After training on `task`: the first one's norm statistics become final where the policy is
         "frozen"."""
         freeze_statistics(self.trunk)
+        self._learning.discard(task.head)
 
     def groups(self) -> dict[str, dict[str, nn.Parameter]]:
         """Parameters by full name: "trunk" is what a method protects, "heads" what it leaves free."""
@@ -75,7 +98,7 @@ def build(spec: str | Mapping[str, Any], stream: Stream, seed: int = 0) -> Netwo
     except TypeError as wrong:
         raise TypeError(f"network {kind!r} does not take these options: {wrong}") from None
     told = stream.scenario == "task"
-    if not told and any(isinstance(layer, PerTaskBatchNorm) for layer in trunk.modules()):
+    if not told and has_task_statistics(trunk):
         raise ValueError(
             f'norm="per-task" needs to know the task, which a {stream.scenario}-incremental stream hides: '
             'choose norm="shared", "frozen", "batch" or "group"'

@@ -103,6 +103,24 @@ class PerTaskBatchNorm(BatchNorm):
         )
 
 
+def has_task_statistics(module: nn.Module) -> bool:
+    """Whether some layer inside keeps statistics for each task."""
+    return any(isinstance(layer, PerTaskBatchNorm) for layer in module.modules())
+
+
+@contextmanager
+def final_statistics(module: nn.Module) -> Iterator[None]:
+    """Inside, "per-task" layers normalise by the statistics they have, in training mode too, and leave them alone."""
+    layers = [(layer, layer.training) for layer in module.modules() if isinstance(layer, PerTaskBatchNorm)]
+    for layer, _ in layers:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer, training in layers:
+            layer.training = training
+
+
 def select_task(module: nn.Module, task: int) -> None:
     """Point all per-task layers inside `module` at the statistics of `task`."""
     for layer in module.modules():

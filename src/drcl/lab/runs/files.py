@@ -5,40 +5,17 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from drcl.lab.runs import metrics
+from drcl.lab.training.rows import CurvePoint, DriftRow
 
-DRIFT_FIELDS = ("task", "layer", "weights", "unmoved", "mean_change", "largest_change", "relative_change")
-CURVE_FIELDS = ("task", "epoch", "step", "loss", "accuracy")
-
-
-@dataclass(frozen=True)
-class Drift:
-    """What one task did to one layer's shared weights; ``unmoved`` is the share that stayed bit for bit."""
-
-    task: int
-    layer: str
-    weights: int
-    unmoved: float
-    mean_change: float
-    largest_change: float
-    relative_change: float
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """One sample of the training curve; NaN where it was not measured."""
-
-    task: int
-    epoch: int
-    step: int
-    loss: float
-    accuracy: float
+DRIFT_FIELDS = tuple(f.name for f in fields(DriftRow))
+CURVE_FIELDS = tuple(f.name for f in fields(CurvePoint))
 
 
 def _text(path: Path, problems: list[str]) -> str | None:
@@ -131,11 +108,11 @@ def read_records(
     return records
 
 
-def to_drift(cells: list[str]) -> Drift:
+def to_drift_row(cells: list[str]) -> DriftRow:
     unmoved = float(cells[3])
     if not 0 <= unmoved <= 1:
         raise ValueError(f"unmoved is {unmoved:g}; it is a share from 0 to 1")
-    return Drift(int(cells[0]), cells[1], int(cells[2]), unmoved, *(float(cell or "nan") for cell in cells[4:]))
+    return DriftRow(int(cells[0]), cells[1], int(cells[2]), unmoved, *(float(cell or "nan") for cell in cells[4:]))
 
 
 def to_curve_point(cells: list[str]) -> CurvePoint:

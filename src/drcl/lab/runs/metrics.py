@@ -1,4 +1,4 @@
-"""Named measures of a continual learner, taken from the accuracy matrix, the weights or a stream of guesses.
+"""Named measures of a continual learner, taken from the accuracy matrix or a stream of guesses.
 
 Runs are summarised with them and tables are made of them. ``R[i][j]`` is the test accuracy on task ``j``
 after task ``i`` was finished, as a fraction, NaN where it was not measured; indices count from 0. A measure
@@ -8,13 +8,11 @@ that is not defined on its input is :class:`Undefined`: a NaN that carries the r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-
-Weights = Mapping[str, Any]  # name -> array or tensor; heads and buffers are left out by the caller
 
 
 class Undefined(float):
@@ -190,70 +188,12 @@ def group_forgetting(matrix: Any, group: Iterable[int], after: int) -> float:
     return _mean([_loss(R, k, after, "max") for k in learned])
 
 
-# ---- the weights
-
-
-def _pairs(before: Weights, after: Weights) -> list[tuple[np.ndarray, np.ndarray]]:
-    if set(before) != set(after):
-        name = sorted(set(before) ^ set(after))[0]
-        raise ValueError(f"{name!r} is in only one of the two sets of weights; compare the same parameters")
-    pairs = []
-    for name in before:
-        old, new = _array(before[name]), _array(after[name])
-        if old.shape != new.shape:
-            raise ValueError(f"{name!r} has shape {old.shape} before and {new.shape} after; they must agree")
-        pairs.append((old, new))
-    return pairs
-
-
-def _array(value: Any) -> np.ndarray:
-    if hasattr(value, "detach"):  # a tensor, possibly bfloat16, which numpy does not know; double holds it exactly
-        return value.detach().cpu().double().numpy()
-    return np.asarray(value, dtype=float)
-
-
-_NO_WEIGHTS = "there are no shared weights to compare"
-
-
-def effective_stability(before: Weights, after: Weights, epsilon: float = 0.0) -> float:
-    """Share of the weights that stayed: exactly with ``epsilon=0``, else ``|new - old| < epsilon * |old|``.
-
-    A weight that did not change is stable also where it is 0; one that left 0 has moved. Customary values of
-    ``epsilon`` are 0.05 and 1e-3. Under 0.05 plain SGD with a small learning rate scores high as well.
-    """
-    if not epsilon >= 0:
-        raise ValueError(f"epsilon={epsilon!r}; it is a relative change, 0 or more")
-    stayed = total = 0
-    for old, new in _pairs(before, after):
-        stable = new == old
-        if epsilon > 0:
-            with np.errstate(invalid="ignore"):
-                stable |= np.abs(new - old) < epsilon * np.abs(old)
-        stayed += int(stable.sum())
-        total += old.size
-    return stayed / total if total else Undefined(_NO_WEIGHTS)
-
-
-def stiffness(before: Weights, after: Weights) -> float:
-    """Length of the way a task moved the weights, ``|x_t - x_{t-1}|_2``. Small means stiff."""
-    pairs = _pairs(before, after)
-    if not sum(old.size for old, _ in pairs):
-        return Undefined(_NO_WEIGHTS)
-    return math.sqrt(math.fsum(float(((new - old) ** 2).sum()) for old, new in pairs))
+# ---- single steps, epochs and streams
 
 
 def step_stiffness(step_norms: Sequence[float]) -> float:
     """Mean length of a single training step, ``mean_s |x_{s+1} - x_s|_2``: the reading for long streams."""
     return _mean(step_norms) if len(step_norms) else Undefined("no training step was taken")
-
-
-def residual(before: Weights, after: Weights) -> float:
-    """Douglas-Rachford residual ``|y_{k+1} - y_k|_2 / sqrt(P)``. Going to 0 proves no minimiser."""
-    length = stiffness(before, after)
-    return length if math.isnan(length) else length / math.sqrt(sum(old.size for old, _ in _pairs(before, after)))
-
-
-# ---- single epochs and streams
 
 
 def after_one_epoch_accuracy(accuracies: Sequence[float]) -> float:

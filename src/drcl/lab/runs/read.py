@@ -21,16 +21,15 @@ from drcl.lab.runs import metrics
 from drcl.lab.runs.files import (
     CURVE_FIELDS,
     DRIFT_FIELDS,
-    CurvePoint,
-    Drift,
     contradictions,
     number,
     read_mapping,
     read_matrix,
     read_records,
     to_curve_point,
-    to_drift,
+    to_drift_row,
 )
+from drcl.lab.training.rows import CurvePoint, DriftRow
 
 # Any of these makes a directory a run's directory; a run killed early may have the first one only.
 MARKS = ("config.toml", "accuracy.csv", "result.json")
@@ -46,7 +45,7 @@ class Run:
     cost: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     matrix: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
-    drift: tuple[Drift, ...] = ()
+    drift: tuple[DriftRow, ...] = ()
     curve: tuple[CurvePoint, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -68,7 +67,7 @@ class Run:
             if config and not isinstance(config.get(name), str):
                 problems.append(f"config.toml does not say which {name} was run")
         matrix = read_matrix(path / "accuracy.csv", done, problems)
-        drift = read_records(path / "drift.csv", DRIFT_FIELDS, to_drift, done, problems)
+        drift = read_records(path / "drift.csv", DRIFT_FIELDS, to_drift_row, done, problems)
         drift = list({(row.task, row.layer): row for row in drift}.values())  # a resumed run may repeat its last task
         curve = tuple(read_records(path / "curve.csv", CURVE_FIELDS, to_curve_point, done, problems))
         if done:

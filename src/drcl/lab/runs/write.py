@@ -17,9 +17,10 @@ from typing import Any
 
 from drcl.lab.common import parallel
 from drcl.lab.runs.checkpoint import Checkpoints, replace_whole
-from drcl.lab.runs.files import CURVE_FIELDS, DRIFT_FIELDS, CurvePoint, Drift
+from drcl.lab.runs.files import CURVE_FIELDS, DRIFT_FIELDS
 from drcl.lab.training.events import Event, Logger
 from drcl.lab.training.learner import Watcher
+from drcl.lab.training.rows import CurvePoint, DriftRow
 
 
 class Table:
@@ -101,7 +102,7 @@ class Records(Watcher):
             self._flush()
             self.accuracy.append([[task, *map(_cell, accuracies)]])
 
-    def drift(self, rows: list[Drift]) -> None:
+    def drift(self, rows: list[DriftRow]) -> None:
         if self.writes and rows:
             changes = ("unmoved", "mean_change", "largest_change", "relative_change")
             self.drifts.append(

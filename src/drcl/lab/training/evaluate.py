@@ -10,10 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from drcl.drift import between
 from drcl.lab.common import parallel
 from drcl.lab.methods.base import Method
-from drcl.lab.runs.files import Drift
 from drcl.lab.streams import Task
+from drcl.lab.training.rows import DriftRow
 
 
 @torch.no_grad()
@@ -37,35 +38,21 @@ def accuracy(
     return int(parallel.total(hits)) / len(images)
 
 
-@torch.no_grad()
 def movement(
     task: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
-) -> tuple[list[Drift], dict[str, float]]:
+) -> tuple[list[DriftRow], dict[str, float]]:
     """One row a layer, and over all of them the shares that stayed (exactly, within 0.05 and 0.001 of their size) and
     the length of the way."""
-    layers: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for name, old in before.items():
-        if old.numel():
-            layers.setdefault(name.removeprefix("trunk.").rpartition(".")[0] or name, []).append((old, after[name]))
-    rows, weights, square = [], 0, 0.0
-    kept = {"unmoved": 0, "effective_stability": 0, "effective_stability_0.001": 0}
-    for layer, pairs in layers.items():
-        count = sum(old.numel() for old, _ in pairs)
-        stayed, length, size, largest, distance = 0, 0.0, 0.0, 0.0, 0.0
-        for old, new in pairs:
-            change, scale = (new.double() - old.double()).abs(), old.double().abs()
-            same = new == old
-            stayed += int(same.sum())
-            kept["effective_stability"] += int((same | (change < 0.05 * scale)).sum())
-            kept["effective_stability_0.001"] += int((same | (change < 0.001 * scale)).sum())
-            distance += float(change.sum())
-            largest = max(largest, float(change.max()))
-            length += float(change.square().sum())
-            size += float(scale.square().sum())
-        relative = math.sqrt(length / size) if size else (0.0 if length == 0 else math.nan)
-        rows.append(Drift(task, layer, count, stayed / count, distance / count, largest, relative))
-        kept["unmoved"] += stayed
-        weights, square = weights + count, square + length
-    if not weights:
+    if not any(weight.numel() for weight in before.values()):
         return [], {}
-    return rows, {name: value / weights for name, value in kept.items()} | {"stiffness": math.sqrt(square)}
+    old, new = ({name.removeprefix("trunk."): t for name, t in weights.items()} for weights in (before, after))
+    found = between(old, new)
+    rows = [
+        DriftRow(task, r.layer, r.weights, r.unmoved, r.mean_change, r.largest_change, r.relative_change) for r in found
+    ]
+    return rows, {
+        "unmoved": found.total.unmoved,
+        "effective_stability": found.effective_stability,
+        "effective_stability_0.001": found.strict_stability,
+        "stiffness": found.stiffness,
+    }

@@ -1,0 +1,53 @@
+"""The visitor that adds up powers of per-sample gradients: what the diagonal Fisher and MAS are made of.
+
+It stands between `drcl.per_sample.hooks`, which shows it every use of a layer, and the rules of
+`drcl.per_sample.layers`, which know the gradients of each kind of layer.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from drcl.per_sample.hooks import OnePass, Visitor
+from drcl.per_sample.layers import Moments, add_power, chunk_length
+
+__all__ = ["MomentVisitor"]
+
+
+class MomentVisitor(Visitor):
+    """Adds the sum over samples of |gradient|^power to `totals`; made for one batch, after its forward pass."""
+
+    def __init__(self, onepass: OnePass, totals: Moments, power: int) -> None:
+        self.rules, self.owned = onepass.rules, onepass.owned
+        self.totals, self.power = totals, power
+        self._shared = onepass.used_more_than_once()
+        self._waiting: list[tuple[nn.Module, torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, module: nn.Module, x: torch.Tensor, d: torch.Tensor) -> None:
+        if module in self._shared:
+            # A sample's uses have to be summed before the power is taken.
+            self._waiting.append((module, x, d))
+            return
+        own = {own: self.totals[name] for own, name in self.owned[module].items()}
+        self.rules[module].add_moments(module, x, d, own, self.power)
+
+    def end_of_pass(self) -> None:
+        users: dict[str, list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]] = {}
+        # Backward passes go the other way round: summed in the order in which the layers were called.
+        for module, x, d in reversed(self._waiting):
+            for own, name in self.owned[module].items():
+                users.setdefault(name, []).append((module, own, x, d))
+        self._waiting = []
+        with torch.no_grad():
+            for name, uses in users.items():
+                self._add_sum(self.totals[name], uses)
+
+    def _add_sum(self, total: torch.Tensor, uses: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]) -> None:
+        step = chunk_length(total.numel(), total.device)
+        for start in range(0, len(uses[0][3]), step):
+            part = slice(start, start + step)
+            gradient: Any = 0
+            for module, own, x, d in uses:
+                gradient = gradient + self.rules[module].gradients(module, x[part], d[part], [own])[own]
+            add_power(total, gradient, self.power)
