@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drcl.directions.basis import TENSORS, Eigenbasis, bias_of
+from drcl.version import __version__
 
 FORMAT = "drcl.anchor/3"
 _WEIGHT, _IMPORTANCE, _BASIS, _FREE, _BUFFER = "weight/", "importance/", "basis/", "free/", "buffer/"
@@ -61,9 +62,7 @@ def digest(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
 
 
 def provenance(**facts: Any) -> dict[str, Any]:
-    import drcl
-
-    return {"drcl": drcl.__version__, "torch": torch.__version__, **facts}
+    return {"drcl": __version__, "torch": torch.__version__, **facts}
 
 
 def _bases(tensors: dict[str, Tensor], facts: dict[str, dict[str, Any]]) -> dict[str, Eigenbasis]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tests.lab.cli.stage import call
 
 import drcl
-import drcl.lab.common.options
-import drcl.lab.runs.read
 
 
 def test_version_names_what_a_result_depends_on():

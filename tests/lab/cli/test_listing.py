@@ -41,6 +41,13 @@ def test_list_of_one_method_tells_its_equations_and_what_is_tuned():
     assert "drcl tune" not in call("list", "methods", "er").stdout
 
 
+def test_list_methods_shows_what_each_needs_and_can_take():
+    shown = [" ".join(line.split()) for line in call("list", "methods").stdout.splitlines()]
+    assert "hat yes yes none 1 none no sgd no" in shown
+    assert "er no no some 1 any yes any yes" in shown
+    assert "er no no some 1 any yes any yes" in " ".join(call("list", "methods", "er").stdout.split())
+
+
 def test_list_of_an_unknown_name_suggests_the_nearest():
     answer = call("list", "methods", "ewcc")
     assert answer.exit_code == 2
