@@ -18,6 +18,7 @@ check: install
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 # Two test processes with one thread each finish sooner on two cores than one process with two threads.
 test: check
@@ -27,4 +28,4 @@ demo: install
 	$(BIN)/drcl demo
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build dist src/*.egg-info
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist src/*.egg-info

@@ -11,8 +11,9 @@ import argparse
 import csv
 from pathlib import Path
 
-from drcl.lab.report.page.figures import style
 from matplotlib.lines import Line2D
+
+from drcl.lab.report.figures import style
 
 COLOURS = ("#0072b2", "#c98500", "#7c8593", "#3a98d0", "#d55e00", "#b0578d", "#882255")
 BOARDS = ("mnist-permuted", "cifar10-split", "cifar100-10")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from drcl.lab.common import plugins
 
 
 @pytest.fixture
@@ -49,3 +52,19 @@ def picture() -> Callable[..., None]:
         Image.new("L" if isinstance(colour, int) else "RGB", size, colour).save(path)
 
     return make
+
+
+@pytest.fixture
+def unregistered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test loads and registers is gone afterwards."""
+    for name in ("_digests", "_supplied", "_versions"):
+        monkeypatch.setattr(plugins, name, {})
+    monkeypatch.setattr(plugins, "_roots", set())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    back = [remember() for remember in plugins.SNAPSHOTS]
+    yield
+    for undo in back:
+        undo()
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import os
+import struct
 import tarfile
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
 
 from drcl.lab.data import DataError
-from drcl.lab.data.unpack import Limits, is_archive, unpack
+from drcl.lab.data.unpack import Limits, is_archive, unpack, unpack_stream
 
 
 def tar_with(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
@@ -127,8 +133,124 @@ def test_damage_is_a_sentence(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_lone_gzip_file_is_no_archive(tmp_path: Path) -> None:
-    import gzip
-
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"\0\0\x08\x03" + bytes(4000)))
     assert not is_archive(tmp_path / "x.gz")
     assert not is_archive(tmp_path / "absent")
+
+
+PACKERS = {"plain": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """The 512 bytes before a member, which may announce any size, a negative one too."""
+    info = member(name, kind)
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def refusal(path: Path, target: Path, most: int = 16 << 20) -> str:
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError) as refused:
+            unpack(path, target)
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+    return str(refused.value)
+
+
+END = bytes(1024)
+LYING = {
+    "a long name of 7 gigabytes": header("x", 7 << 30, tarfile.GNUTYPE_LONGNAME) + bytes(512) + END,
+    "attributes of 7 gigabytes": header("x", 7 << 30, tarfile.XHDTYPE) + bytes(512) + END,
+    "attributes of 7 gigabytes for all": header("x", 7 << 30, tarfile.XGLTYPE) + bytes(512) + END,
+    "a long name of negative length": header("x", -512, tarfile.GNUTYPE_LONGNAME) + bytes(512) + END,
+    "a file of negative length": header("x", -512) + header("y", 0) + END,
+    "a folder of negative length": header("x", -1024, tarfile.CONTTYPE) + END,
+    "a file of 7 gigabytes": header("x", 7 << 30) + bytes(512) + END,
+    "attributes of attributes": header("x", 512, tarfile.XHDTYPE) * 3000 + END,
+    "a sparse file": header("x", 512, tarfile.GNUTYPE_SPARSE) + bytes(512) + END,
+}
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("lie", LYING)
+def test_headers_that_lie(tmp_path: Path, lie: str, packer: str) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(PACKERS[packer](LYING[lie]))
+    assert refusal(path, tmp_path / "out").startswith("a.tar ")
+    is_archive(path)
+    with pytest.raises(DataError):
+        unpack_stream("a.tar", io.BytesIO(LYING[lie]), tmp_path / "out")
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_an_archive_that_ends_too_early_is_not_a_whole_one(tmp_path: Path, packer: str) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in "abc":
+            info = member(name)
+            info.size = 512
+            archive.addfile(info, io.BytesIO(name.encode() * 512))
+    whole = buffer.getvalue()
+    path = tmp_path / "a.tar"
+    path.write_bytes(PACKERS[packer](whole))
+    assert unpack(path, tmp_path / "out") == 3
+    for cut in (512, 1024, 1500, 2048, 3000, 3072):  # between two files, inside one, inside a header
+        path.write_bytes(PACKERS[packer](whole[:cut]))
+        assert "is damaged, truncated or not an archive" in refusal(path, tmp_path / "out")
+    damaged = bytearray(whole)
+    damaged[1024 + 3] ^= 1  # in the name of the second file
+    path.write_bytes(PACKERS[packer](bytes(damaged)))
+    assert "is damaged, truncated or not an archive" in refusal(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("packer", ["gz", "bz2", "xz"])
+def test_every_damaged_byte_of_a_compressed_archive_is_noticed(tmp_path: Path, packer: str) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        info = member("a")
+        info.size = 2000
+        archive.addfile(info, io.BytesIO(os.urandom(2000)))
+    good = PACKERS[packer](buffer.getvalue())
+    path = tmp_path / "a.tar"
+    for at in range(0, len(good), 13):
+        if packer == "gz" and at in range(4, 10):
+            continue  # the time it was made, and on what system
+        bad = bytearray(good)
+        bad[at] ^= 4
+        path.write_bytes(bad)
+        with pytest.raises(DataError):
+            unpack(path, tmp_path / "out")
+
+
+def test_an_xz_header_that_asks_for_gigabytes(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.addfile(member("a"), io.BytesIO())
+    content = bytearray(lzma.compress(buffer.getvalue(), filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 4096}]))
+    at = content.index(b"\x21\x01\x00")  # the filter, one byte of properties: the dictionary's size
+    content[at + 2] = 40  # 4 gigabytes
+    content[24 - 4 : 24] = struct.pack("<I", zlib.crc32(content[12:20]))
+    (tmp_path / "a.tar").write_bytes(content)
+    assert "a.tar" in refusal(tmp_path / "a.tar", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_LZMA])
+def test_a_zip_that_is_packed_strangely(tmp_path: Path, kind: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", kind) as archive:
+        archive.writestr("x", b"abc")
+    assert "packed or encrypted in an unusual way" in refusal(tmp_path / "a.zip", tmp_path / "out")
+
+
+def test_names_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tar_with(tmp_path / "a.tgz", (member("x" * 300), b"abc"))
+    assert "which cannot be written here" in refusal(path, tmp_path / "out")
+    path = tar_with(tmp_path / "a.tgz", (member("a"), b"abc"), (member("a/b"), b"abc"))
+    assert "which cannot be written here" in refusal(path, tmp_path / "out")
+
+
+def test_a_small_archive_does_not_become_a_large_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drcl.lab.data.unpack.ALWAYS_FINE", 1 << 20)
+    path = tar_with(tmp_path / "a.tgz", (member("a"), bytes(4 << 20)))
+    assert "unpacks to more than 1,048,576 bytes" in refusal(path, tmp_path / "out")

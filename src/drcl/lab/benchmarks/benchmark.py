@@ -1,26 +1,20 @@
-"""Named benchmarks: data set, tasks, network and training settings under one name, all in
-``benchmarks.toml``."""
+"""`Benchmark`: data set, tasks, network and training settings under one name."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
-from functools import cache
-from importlib import resources
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from drcl.lab import networks
-from drcl.lab.data.base import DataSet
+from drcl.lab.data import DataSet, load
 from drcl.lab.networks import Network
 from drcl.lab.streams import BUILDERS, Scenario, Stream
 from drcl.lab.streams.view import View
 
-Schedule = Literal["constant", "cosine"]
+Schedule = Literal["constant", "cosine", "plateau"]
 _PIXELS = ("mean", "std", "size", "pad", "channels", "crop", "flip")
-_MERGED = ("options", "arguments", "model", "pixels")
 
 
 @dataclass(frozen=True)
@@ -119,8 +113,6 @@ class Benchmark:
 
     def load(self, data_root: str | Path | None = None) -> DataSet | list[DataSet]:
         """The data set itself, or those of a chain."""
-        from drcl.lab.data import load
-
         if isinstance(self.data, str):
             return load(self.data, root=data_root, **self.options)
         return [load(name, root=data_root, **self.options.get(name, {})) for name in self.data]
@@ -138,87 +130,6 @@ class Benchmark:
     def network(self, stream: Stream, seed: int = 0) -> Network:
         """The default network for `stream`, its weights drawn from `seed`."""
         return networks.build(self.model, stream, seed)
-
-
-@cache
-def _tables() -> dict[str, dict[str, Any]]:
-    text = resources.files("drcl.lab.benchmarks").joinpath("benchmarks.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
-def names() -> tuple[str, ...]:
-    """All benchmarks, in the order of the file: quick ones first."""
-    return tuple(_tables())
-
-
-def get(name: str, **overrides: Any) -> Benchmark:
-    """The benchmark called `name`, with some of its settings replaced.
-
-    Tables (``model``, ``pixels``, ``arguments``, ``options``) are merged key by key; a network of
-    another kind replaces the default one whole, and may be given by its kind alone.
-    """
-    tables = _tables()
-    if name not in tables:
-        # Half the field says permuted-mnist, the other half mnist-permuted: words in any order are
-        # understood.
-        words = sorted(name.lower().replace("_", "-").split("-"))
-        near = [known for known in tables if sorted(known.split("-")) == words]
-        near = near or get_close_matches(name, tables, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "drcl list benchmarks shows them all"
-        raise ValueError(f"there is no benchmark {name!r}: {hint}")
-    settings = dict(tables[name])
-    if isinstance(settings["data"], list):
-        settings["data"] = tuple(settings["data"])
-    made = Benchmark(name=name, **settings)
-    return override(made, **overrides) if overrides else made
-
-
-def override(benchmark: Benchmark, **overrides: Any) -> Benchmark:
-    """A copy with some settings replaced, under the rules of `get`."""
-    known = {entry.name for entry in fields(Benchmark)} - {"name"}
-    changed: dict[str, Any] = {}
-    for key, value in overrides.items():
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-            raise ValueError(f"{key!r} is not a setting of a benchmark: {hint}")
-        if key == "model" and isinstance(value, str):
-            value = {"kind": value}
-        if key in _MERGED:
-            old = getattr(benchmark, key)
-            other_kind = key == "model" and value.get("kind", old.get("kind")) != old.get("kind")
-            value = dict(value) if other_kind else {**old, **value}
-        elif key in ("epochs", "steps") and value is not None:
-            # One counts the length of a task; asking for it in one way takes back the other.
-            changed.setdefault("steps" if key == "epochs" else "epochs", None)
-        elif key == "data" and isinstance(value, list):
-            value = tuple(value)
-        changed[key] = value
-    return replace(benchmark, **changed)
-
-
-def table() -> list[dict[str, Any]]:
-    """One row a benchmark, for listing."""
-    rows = []
-    for name in names():
-        one = get(name)
-        rows.append(
-            {
-                "name": name,
-                "about": one.about,
-                "data": one.data if isinstance(one.data, str) else " + ".join(one.data),
-                "tasks": one.tasks,
-                "classes": one.classes,
-                "scenario": one.scenario,
-                "network": one.model["kind"],
-                "length": f"{one.steps} steps" if one.epochs is None else f"{one.epochs} epochs",
-                "batch": one.batch,
-                "lr": one.lr,
-                "momentum": one.momentum,
-                "reading": one.reading or "",
-            }
-        )
-    return rows
 
 
 def _whole(value: object) -> bool:

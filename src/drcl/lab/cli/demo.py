@@ -1,4 +1,4 @@
-"""The first thing a newcomer sees: four methods on embedded data, a table, a page, a few honest words.
+"""``drcl demo``, the first thing a newcomer sees: four methods on embedded data, a table, a page, a few honest words.
 
 The demonstration is the sweep in ``demo.toml``, so whatever is shown can be repeated with ``drcl sweep`` and
 changed there.
@@ -14,8 +14,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
@@ -23,9 +24,9 @@ from rich.table import Table
 from rich.text import Text
 
 from drcl.lab.cli.board import Line, strip, watch_all
+from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, console, fail, told
 from drcl.lab.report.findings import finding
 from drcl.lab.report.formats import summary_table
-from drcl.lab.report.page import write_report
 from drcl.lab.report.table import Row, rows
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.read import Run
@@ -39,6 +40,28 @@ EXPLANATION = (
     "drcl-kronecker's penalty too, was picked on this problem before that, partly on its test data. This is a small "
     "problem: it shows how the methods differ, not how they rank in general."
 )
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the page and the runs.")] = Path("demo"),
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds, instead of the usual.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run anew, even what is there already.")] = False,
+) -> None:
+    """See it work: SGD, EWC and DRCL on eight small tasks, in a few minutes and without a download."""
+    here = console()
+    try:
+        with told(FAILURE):
+            chosen = Demo.read(out, seeds)
+            if again:
+                chosen.forget()
+            outcome = chosen.show(here)
+    except KeyboardInterrupt:
+        here.print(Text("stopped; drcl demo goes on from there", style="yellow"))
+        raise typer.Exit(INTERRUPTED) from None
+    for job, why in outcome.failed:
+        here.print(Text.assemble(("failed  ", "red"), (job.config.name, "bold"), f": {why}"), soft_wrap=True)
+    if outcome.failed:
+        fail(f"{len(outcome.failed)} of {len(chosen.plan)} runs failed")
 
 
 @dataclass(frozen=True)
@@ -70,20 +93,22 @@ class Demo:
         for job in self.jobs:
             shutil.rmtree(job.directory, ignore_errors=True)
 
-    def show(self, console: Console) -> sweep.Outcome:
+    def show(self, here: Console) -> sweep.Outcome:
         """Run it before the reader's eyes."""
-        console.print(self._opening())
+        here.print(self._opening())
         todo = self.jobs
         if not all(job.finished for job in todo):
-            with console.status("[dim]getting ready[/]") if console.is_terminal else nullcontext():
+            with here.status("[dim]getting ready[/]") if here.is_terminal else nullcontext():
                 _warm_up(self.plan)
         lines = [Line(label, job.directory) for job, label in zip(todo, labels(self.plan))]
-        with watch_all(console, lines) as board:
+        with watch_all(here, lines) as board:
             outcome = sweep.run(todo, workers.here, board.update)
         done = [Run.read(job.directory) for job in (*outcome.done, *outcome.there)]
         if done:
+            from drcl.lab.report.page import write_report  # late, see cli.app
+
             write_report(done, self.page, title="drcl: a demonstration", command="drcl demo")
-            console.print(self._close(done, repeated=not outcome.done))
+            here.print(self._close(done, repeated=not outcome.done))
         return outcome
 
     # ---- words

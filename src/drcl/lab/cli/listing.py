@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -14,8 +15,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from drcl.lab import benchmarks, methods
+from drcl.lab.cli.arguments import Plugins, load
+from drcl.lab.cli.data import list_ as list_data
 from drcl.lab.cli.terminal import USAGE, console, fail
-from drcl.lab.common.options import nearest
+from drcl.lab.common import options
+from drcl.lab.common.registry import Registry
+from drcl.lab.networks import TRUNKS
 
 
 class Topic(StrEnum):
@@ -28,11 +34,11 @@ class Topic(StrEnum):
 def list_(
     topic: Annotated[Topic, typer.Argument(help="What to list.")],
     name: Annotated[str | None, typer.Argument(help="Only this one, in full.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """List what there is: benchmarks, methods with their hyperparameters, networks, data sets."""
+    load(plugin)
     if topic is Topic.data:
-        from drcl.lab.cli.datasets import list_ as list_data
-
         list_data()
         return
     made = {Topic.benchmarks: _benchmarks, Topic.methods: _methods, Topic.networks: _networks}[topic](name)
@@ -50,16 +56,19 @@ def _chosen(name: str | None, known: tuple[str, ...], what: str) -> tuple[str, .
     if name is None:
         return known
     if name not in known:
-        fail(f"there is no {what} {name!r}: {nearest(name, known)}", USAGE)
+        fail(f"there is no {what} {name!r}: {options.nearest(name, known)}", USAGE)
     return (name,)
+
+
+def _from(registry: Registry[Any], name: str) -> tuple[str, str]:
+    """Who registered it, if it is not ours."""
+    return (f"  from {registry.whose(name)}" if registry.whose(name) else "", "magenta")
 
 
 # ---- benchmarks
 
 
 def _benchmarks(name: str | None) -> RenderableType:
-    from drcl.lab import benchmarks
-
     if name is not None:
         return _benchmark(_chosen(name, benchmarks.names(), "benchmark")[0])
     table = _plain("name", "what", "tasks", "scenario", "network", "trained", right=("tasks",))
@@ -67,7 +76,7 @@ def _benchmarks(name: str | None) -> RenderableType:
     for row in benchmarks.table():
         table.add_row(
             Text(row["name"], style="bold"),
-            Text(row["about"]),
+            Text.assemble(row["about"], _from(benchmarks.BENCHMARKS, row["name"])),
             str(row["tasks"]),
             row["scenario"],
             row["network"],
@@ -78,10 +87,6 @@ def _benchmarks(name: str | None) -> RenderableType:
 
 
 def _benchmark(name: str) -> RenderableType:
-    from dataclasses import fields
-
-    from drcl.lab import benchmarks
-
     one = benchmarks.get(name)
     table = _plain("setting", "value")
     for entry in fields(one):
@@ -98,12 +103,9 @@ def _benchmark(name: str) -> RenderableType:
 
 
 def _methods(name: str | None) -> RenderableType:
-    from drcl.lab import methods
-    from drcl.lab.common import options
-
     parts: list[RenderableType] = []
     for each in _chosen(name, tuple(methods.names()), "method"):
-        parts.append(Text.assemble((each, "bold cyan"), "  ", methods.get(each).about))
+        parts.append(Text.assemble((each, "bold cyan"), "  ", methods.get(each).about, _from(methods.METHODS, each)))
         if name is not None:
             parts.append(Padding(Text(_told(methods.get(each))), (1, 0, 0, 2)))
         rows = options.table(methods.get(each))
@@ -151,8 +153,6 @@ def _told(method: type) -> str:
 
 
 def _networks(name: str | None) -> RenderableType:
-    from drcl.lab.networks.network import TRUNKS
-
     table = _plain("kind", "what", "arguments")
     for each in _chosen(name, tuple(TRUNKS), "network"):
         about = (inspect.getdoc(TRUNKS[each]) or "").split("\n\n")[0].replace("\n", " ")
@@ -161,7 +161,9 @@ def _networks(name: str | None) -> RenderableType:
             for key, p in inspect.signature(TRUNKS[each]).parameters.items()
             if p.default is not inspect.Parameter.empty and key != "tasks"
         ]
-        table.add_row(Text(each, style="bold"), Text(about.replace("`", "")), Text(", ".join(given)))
+        table.add_row(
+            Text(each, style="bold"), Text.assemble(about.replace("`", ""), _from(TRUNKS, each)), Text(", ".join(given))
+        )
     hint = Text.assemble(
         ("drcl run BENCHMARK -o model.kind=cnn", "bold"), (" trains another network than the benchmark's own", "dim")
     )

@@ -11,6 +11,8 @@ import typer
 from rich.text import Text
 
 from drcl.lab.cli.terminal import FAILURE, USAGE, console, fail, told
+from drcl.lab.report.formats import render, rich_table
+from drcl.lab.report.table import rows
 from drcl.lab.runs.read import Run, find
 
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold some.")]
@@ -59,9 +61,6 @@ def table(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to a file.")] = None,
 ) -> None:
     """Print the comparison: one row a method, mean and deviation over seeds, cost beside accuracy."""
-    from drcl.lab.report.formats import rich_table
-    from drcl.lab.report.table import render, rows
-
     computed = rows(found(runs))
     if output is not None:
         with told(FAILURE, OSError):

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, notes, told
-
-if TYPE_CHECKING:
-    from drcl.lab.runs.config import RunConfig
-
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets, instead of the usual one.")]
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--option", "-o", metavar="KEY=VALUE", help="Any setting of benchmark, method or training."),
-]
+from drcl.lab.cli.arguments import Data, Options, Plugins, load, parsed
+from drcl.lab.cli.progress import watch
+from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, notes, told
+from drcl.lab.report.formats import summary_table
+from drcl.lab.runs import loggers
+from drcl.lab.runs.config import PREFIXES, RunConfig
+from drcl.lab.runs.execute import execute
+from drcl.lab.runs.read import Run
 
 
 def run(
@@ -34,24 +33,20 @@ def run(
     name: Annotated[str | None, typer.Option("--name", help="Name of the run's directory.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps or auto.")] = None,
     precision: Annotated[str | None, typer.Option("--precision", help="fp32 or bf16.")] = None,
+    plugin: Plugins = None,
     log: Annotated[
         list[str] | None, typer.Option("--log", help="Also log to tensorboard, mlflow or wandb; may be repeated.")
     ] = None,
     data: Data = None,
 ) -> None:
     """Train a method on a benchmark. The same command goes on where it stopped, and never runs twice."""
-    from drcl.lab.cli.progress import watch
-    from drcl.lab.report.formats import summary_table
-    from drcl.lab.runs import loggers
-    from drcl.lab.runs.execute import execute
-    from drcl.lab.runs.read import Run
-
+    outside = load(plugin)
     given = parsed(option or [])
     for key, value in (("device", device), ("precision", precision)):
         if value is not None:
             given[f"training.{key}"] = value
     with told(USAGE, ValueError, TypeError, OSError):
-        chosen = gathered(config, benchmark, method, seed, given)
+        chosen = gathered(config, benchmark, method, seed, given, outside)
     directory = out / (name or chosen.name)
     with told(USAGE, loggers.LoggerError):
         logging = loggers.make(log or [], directory, settings(chosen))
@@ -74,38 +69,29 @@ def run(
     here.print(Text.assemble(("page       ", "dim"), f"drcl report {directory}"), soft_wrap=True)
 
 
-def parsed(pairs: list[str]) -> dict[str, Any]:
-    """``key=value`` texts as a table; values stay text here, their owners know their kinds."""
-    given = {}
-    for pair in pairs:
-        key, sign, value = pair.partition("=")
-        if not sign or not key.strip():
-            fail(f"-o {pair}: write key=value, such as -o epochs=5", USAGE)
-        given[key.strip()] = value.strip()
-    return given
-
-
 def gathered(
-    file: Path | None, benchmark: str | None, method: str | None, seed: int | None, options: dict[str, Any]
+    file: Path | None,
+    benchmark: str | None,
+    method: str | None,
+    seed: int | None,
+    options: dict[str, Any],
+    plugins: tuple[str, ...] = (),
 ) -> RunConfig:
     """The run that the file and the command line describe together; the command line wins."""
-    from drcl.lab.runs.config import PREFIXES, RunConfig
-
     if file is None:
         if benchmark is None:
             raise ValueError("which benchmark? drcl run BENCHMARK, as `drcl list benchmarks` names them")
-        return RunConfig.make(benchmark, method or "drcl", seed or 0, options)
+        return RunConfig.make(benchmark, method or "drcl", seed or 0, options, plugins)
     read = RunConfig.from_toml(file)
     if method is not None and method != read.method and read.method_options:
         # Options of one method mean nothing to another, and dropping them unseen would be worse.
         raise ValueError(f"{file} has options of {read.method!r}; --method {method} cannot use them")
     kept = {f"{prefix}.{key}": v for prefix, name in PREFIXES.items() for key, v in getattr(read, name).items()}
     wanted = seed if seed is not None else read.seed
-    return RunConfig.make(benchmark or read.benchmark, method or read.method, wanted, {**kept, **options})
+    known = (*read.plugins, *plugins)
+    return RunConfig.make(benchmark or read.benchmark, method or read.method, wanted, {**kept, **options}, known)
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
     """The resolved configuration as plain tables, as loggers take it."""
-    from dataclasses import asdict
-
     return asdict(config.resolved())

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import zlib
+import re
 from collections.abc import Collection
 from pathlib import Path
 
 from drcl.lab.data.base import DataSet
 from drcl.lab.data.errors import DataError
+from drcl.lab.data.files import inside, read_lines, there
 from drcl.lab.data.folder import data_folder
+from drcl.lab.data.guard import reading, short
+from drcl.lab.data.images import check_kept
+from drcl.lab.data.loading import load
 from drcl.lab.data.registry import Entry, entry
 
 SUMS = "SHA256SUMS"
@@ -18,11 +22,11 @@ SUMS = "SHA256SUMS"
 
 def sha256(path: Path, unzip: bool = False) -> str:
     """SHA-256 of a file, or of what a .gz file holds."""
-    try:
-        with gzip.open(path, "rb") if unzip else path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as broken:
-        raise DataError(f"{path} is a damaged or truncated gzip file ({broken}).") from broken
+    with (
+        reading(path, "is a damaged or truncated gzip file", "delete it and fetch it again"),
+        gzip.open(path, "rb") if unzip else path.open("rb") as file,
+    ):
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_hashes(known: Entry, folder: Path) -> list[str]:
@@ -75,13 +79,15 @@ def check_sums(folder: Path, known: Collection[str] = ()) -> int:
     if not noted.is_file():
         return 0
     count = 0
-    for line in noted.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") or not line.strip():
+    for line in read_lines(noted):
+        if line.startswith("#"):
             continue
         expected, _, name = line.partition("  ")
-        path = folder / name
-        if not path.is_file():
-            raise DataError(f"{path} was fetched but is no longer there; fetch it again.")
+        if not re.fullmatch("[0-9a-f]{64}", expected):
+            raise DataError(f"{noted} is damaged ({short(line)!r} is no sum and name); fetch the data set again.")
+        path = inside(folder, name, noted)
+        if not there(path):
+            raise DataError(f"{short(str(path), 300)} was fetched but is no longer there; fetch it again.")
         if path.name not in known and sha256(path) != expected:
             raise DataError(f"{path} has changed since it was fetched; delete it and fetch it again.")
         count += 1
@@ -92,8 +98,6 @@ def verify(name: str, root: str | Path | None = None) -> str:
     """Check data set ``name`` thoroughly; return one line on what was checked, or raise DataError."""
     known = entry(name)
     folder = data_folder(root)
-    from drcl.lab.data.loading import load
-
     data = load(name, folder)
     parts = []
     if not known.embedded:
@@ -101,6 +105,7 @@ def verify(name: str, root: str | Path | None = None) -> str:
         count = max(len(good), check_sums(folder / name, good))
         if count:
             parts.append(f"{count} files by SHA-256")
+        check_kept(folder, name)
     check_counts(known, data)
     sizes = " + ".join(f"{len(part):,}" for part in (data.train, data.valid, data.test) if part is not None)
     parts.append(f"{sizes} images in {len(data.classes):,} classes")

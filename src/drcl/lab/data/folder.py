@@ -8,15 +8,30 @@ from pathlib import Path
 
 import platformdirs
 
-from drcl.lab.data.errors import MissingData
+from drcl.lab.data.errors import DataError, MissingData
+from drcl.lab.data.guard import short
 
 VARIABLE = "DRCL_DATA"
 
 
 def data_folder(root: str | Path | None = None) -> Path:
     """``root`` if given, else the folder named by ``DRCL_DATA``, else ``data`` in the user's cache folder."""
-    chosen = root if root is not None else os.environ.get(VARIABLE) or default_folder()
-    return Path(chosen).expanduser().absolute()
+    if root is not None:
+        return user_path(root, "root").absolute()
+    return user_path(os.environ.get(VARIABLE) or default_folder(), VARIABLE).absolute()
+
+
+def user_path(given: str | Path, option: str) -> Path:
+    """A path as a user gives it, with ``~`` for the home folder; ``option`` names it in an error."""
+    if not isinstance(given, str | os.PathLike) or not str(given) or "\0" in str(given):
+        raise DataError(f"{option}={given!r} is not a path; give the name of a folder or file.")
+    try:
+        path = Path(given).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as refused:
+        why = getattr(refused, "strerror", None) or "there is no such user"
+        raise DataError(f"{option}={short(str(given))!r} is not a path that can be used ({why}).") from refused
+    return path
 
 
 def default_folder() -> Path:

@@ -3,53 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from drcl.lab.data.decoding import EXTENSIONS, check_size, decode, fitted
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.folder import default_folder
+from drcl.lab.data.formats.npy import map_npy, read_npy, read_npz
 from drcl.lab.data.lock import locked
 from drcl.lab.data.place import HIDDEN
 from drcl.lab.data.progress import bar
 
 BUDGET = 2 << 30  # bytes of one array that may sit in memory; a larger one is mapped from disk
 WORTH_KEEPING = 2_000  # fewer pictures are decoded again faster than a cache file is looked after
-EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
-MODES = {1: "L", 3: "RGB"}
+AT_ONCE = 256 << 20  # bytes of decoded pictures that may wait to be written
 FITS = ("squash", "crop")
+T = TypeVar("T")
 
 
 def pictures(folder: Path) -> list[Path]:
     """The image files directly in ``folder``, by name."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS)
-
-
-def fitted(image: Image.Image, size: int | None, fit: str = "squash") -> Image.Image:
-    """``image`` at ``size`` x ``size``, bicubic: squashed, or cut to its central square first."""
-    if size is None or image.size == (size, size):
-        return image
-    if fit == "crop":
-        side = min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        image = image.crop((left, top, left + side, top + side))
-    return image.resize((size, size), Image.Resampling.BICUBIC)
-
-
-def decode(path: Path, channels: int, size: int | None, fit: str, invert: bool = False) -> np.ndarray:
-    """One picture as uint8 [C, H, W]; ``invert`` turns dark ink on white into bright ink on black."""
-    try:
-        with Image.open(path) as image:
-            pixels = np.asarray(fitted(image.convert(MODES[channels]), size, fit))
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as broken:
-        raise DataError(f"{path} is not a readable picture ({broken}).") from broken
-    if invert:
-        pixels = 255 - pixels
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def read_images(
@@ -65,17 +48,17 @@ def read_images(
     """All ``paths`` as one uint8 array [N, C, H, W], through the cache in ``root`` when there are many."""
     if fit not in FITS:
         raise DataError(f"fit={fit!r} is not one of {', '.join(FITS)}.")
-    if size is not None and size < 1:
-        raise DataError(f"size={size!r} must be at least 1.")
+    check_size(size)
     if not paths:
         raise DataError(f"{what} holds no pictures ({', '.join(sorted(EXTENSIONS))}).")
     shape = decode(paths[0], channels, size, fit).shape
+    together = max(1, min(1024, AT_ONCE // math.prod(shape)))
 
     def rows() -> Iterator[np.ndarray]:
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             # In slices, so that decoded pictures never pile up faster than they are written.
-            for start in range(0, len(paths), 1024):
-                part = paths[start : start + 1024]
+            for start in range(0, len(paths), together):
+                part = paths[start : start + together]
                 for path, pixels in zip(
                     part, pool.map(lambda one: decode(one, channels, size, fit, invert), part), strict=True
                 ):
@@ -111,41 +94,114 @@ def stack(
     key: str,
     budget: int | None = None,
 ) -> np.ndarray:
-    """``count`` rows of ``shape`` as one array: in memory if few, else a .npy named by ``key``."""
+    """``count`` rows of ``shape`` as one array: in memory if few, else a .npy named by ``key``.
+
+    The .npy has its SHA-256 beside it. When it is read into memory the two are compared, and a damaged file is made
+    again; one that is only mapped is compared by ``check_kept``, as reading it all would take as long as using it.
+    """
     limit = BUDGET if budget is None else budget
-    size = count * int(np.prod(shape))
+    size = count * math.prod(shape)
     if count < WORTH_KEEPING and size <= limit:
         return _fill(np.empty((count, *shape), np.uint8), rows(), what)
-    place = _workplace(root)
-    path = place / f"{what.replace('/', '-').replace(' ', '-')}-{key}.npy"
-    with locked(path.with_suffix(".lock")):
-        if not path.exists():
-            partial = path.with_suffix(".partial")
-            try:
-                target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, *shape))
-                _fill(target, rows(), what)
-                target.flush()
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
-    # Copy-on-write keeps the file safe and gives torch the writable memory it asks for.
-    return np.load(path, mmap_mode="c") if size > limit else np.load(path)
+    path = _workplace(root) / f"{_slug(what)}-{key}.npy"
+
+    def write(partial: Path) -> None:
+        free = shutil.disk_usage(path.parent).free
+        if size > free:  # writing to a map on a full disk ends the process
+            raise DataError(
+                f"{what} needs {size:,} bytes in {path.parent}, where {free:,} are free; make room, "
+                "or set DRCL_DATA to a larger disk."
+            )
+        target = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, *shape))
+        digest = hashlib.sha256()
+        _fill(target, rows(), what, digest.update)
+        target.flush()
+        path.with_suffix(".sha256").write_text(digest.hexdigest(), encoding="ascii")
+
+    return _once(path, lambda: _kept(path, (count, *shape), size > limit), write)
 
 
-def keep(make: Callable[[], dict[str, np.ndarray]], root: Path, what: str, key: str) -> dict[str, np.ndarray]:
-    """Small arrays that are slow to gather, gathered once; ``key`` changes when they must be made again."""
-    path = _workplace(root) / f"{what.replace(' ', '-')}-{key}.npz"
-    with locked(path.with_suffix(".lock")):
-        if not path.exists():
-            partial = path.with_suffix(".partial")
-            try:
-                with partial.open("wb") as file:
-                    np.savez(file, **make())  # type: ignore[arg-type]
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
-    with np.load(path, allow_pickle=False) as kept:
-        return {name: kept[name] for name in kept.files}
+def _kept(path: Path, shape: tuple[int, ...], mapped: bool) -> np.ndarray | None:
+    """The kept array if it is there and whole."""
+    if not path.is_file() or not _noted(path):
+        return None
+    try:
+        array = map_npy(path) if mapped else read_npy(path)
+    except DataError:
+        return None
+    if array.dtype != np.uint8 or array.shape != shape or not array.flags.c_contiguous:
+        return None
+    return array if mapped or _digest(array) == _noted(path) else None
+
+
+def _digest(array: np.ndarray) -> str:
+    return hashlib.sha256(array.reshape(-1).data).hexdigest()
+
+
+def _noted(path: Path) -> str:
+    noted = path.with_suffix(".sha256")
+    return noted.read_bytes()[:100].decode("ascii", "replace") if noted.is_file() else ""
+
+
+def check_kept(root: Path, name: str) -> int:
+    """Compare every array kept for data set ``name`` with its SHA-256; return how many there are."""
+    count = 0
+    for path in sorted(_workplace(root).glob(f"{_slug(name)}-*.npy")):
+        try:
+            whole = bool(_noted(path)) and _digest(map_npy(path)) == _noted(path)
+        except DataError:
+            whole = False
+        if not whole:
+            raise DataError(f"{path} has changed since it was made; delete it, and it will be made again.")
+        count += 1
+    return count
+
+
+def keep(
+    make: Callable[[], dict[str, np.ndarray]], root: Path, what: str, key: str, names: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """Small arrays ``names`` that are slow to gather, gathered once; ``key`` changes when they must be made again."""
+    path = _workplace(root) / f"{_slug(what)}-{key}.npz"
+
+    def read() -> dict[str, np.ndarray] | None:
+        try:
+            found = read_npz(path)[0]
+        except DataError:  # absent, or damaged, which its checksums tell
+            return None
+        return found if sorted(found) == sorted(names) else None
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:
+            np.savez(file, **make())  # type: ignore[arg-type]
+
+    return _once(path, read, write)
+
+
+def _once(path: Path, read: Callable[[], T | None], write: Callable[[Path], None]) -> T:
+    """What ``read`` finds, else what it finds once ``write`` made the file.
+
+    Of several processes one writes, and nobody sees half of it.
+    """
+    found = read()
+    if found is None:
+        with locked(path.with_suffix(".lock")):
+            found = read()  # another process was faster
+            if found is None:
+                partial = path.with_suffix(".partial")
+                try:
+                    write(partial)
+                    os.replace(partial, path)
+                finally:
+                    partial.unlink(missing_ok=True)
+                found = read()
+    if found is None:
+        raise DataError(f"{path} does not hold what was just written to it; is the disk damaged?")
+    return found
+
+
+def _slug(what: str) -> str:
+    """``what`` as part of a file name, whatever characters the user's folder has; the key tells twins apart."""
+    return re.sub(r"[^\w.-]+", "-", what)[:40]
 
 
 def _workplace(root: Path) -> Path:
@@ -155,11 +211,17 @@ def _workplace(root: Path) -> Path:
     return root / HIDDEN / "decoded"
 
 
-def _fill(target: np.ndarray, rows: Iterable[np.ndarray], what: str) -> np.ndarray:
+def _fill(
+    target: np.ndarray, rows: Iterable[np.ndarray], what: str, tell: Callable[[memoryview], None] | None = None
+) -> np.ndarray:
     filled = 0
     with bar(f"reading {what}", len(target)) as advance:
         for row in rows:
+            if filled == len(target):
+                raise DataError(f"{what} gave more pictures than the {len(target):,} it announced; it has changed.")
             target[filled] = row
+            if tell is not None:
+                tell(target[filled].reshape(-1).data)
             filled += 1
             advance(1)
     if filled != len(target):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import types
+import typing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from drcl.lab.data.base import DataSet
+from drcl.lab.data.decoding import check_size
 from drcl.lab.data.errors import DataError, MissingData
+from drcl.lab.data.files import there, whole_number
 from drcl.lab.data.folder import data_folder
 from drcl.lab.data.formats.arrays import read_npz
 from drcl.lab.data.images import fingerprint, shrunk
 from drcl.lab.data.place import unpack_found
 from drcl.lab.data.registry import Entry, entries, entry
+from drcl.lab.data.sound import sound
+
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path", None: "none"}
 
 
 def names() -> list[str]:
@@ -28,20 +35,22 @@ def load(name: str, /, root: str | Path | None = None, **options: Any) -> DataSe
     reader's own, such as ``split="letters"`` for emnist or ``labels="coarse"`` for cifar100.
     """
     folder = data_folder(root)
-    if name not in entries() and (folder / f"{name}.npz").is_file():
-        _check(name, read_npz, options, skip=("path", "name"))
-        return read_npz(folder / f"{name}.npz", name, **options)
+    if not isinstance(name, str):
+        raise DataError(f"the data set's name is {name!r}; wanted text, as in `drcl data list`.")
+    if name not in entries() and Path(name).name == name and there(folder / f"{name}.npz"):
+        check_options(name, options)
+        return sound(read_npz(folder / f"{name}.npz", name, **options))
     known = entry(name)
-    _check(name, known.read, options)
+    check_options(name, options)
     if known.own or known.embedded:
-        return known.read(folder, **options)
+        return sound(known.read(folder, **options))
     unpack_found(folder, name, known.archives, known.present)
     if known.present(folder):
-        return known.read(folder, **options)
+        return sound(known.read(folder, **options))
     stand_in = _stand_in(known, folder, options)
     if stand_in is None:
         raise MissingData(missing(known, folder))
-    return stand_in
+    return sound(stand_in)
 
 
 def available(known: Entry, root: Path) -> bool:
@@ -66,15 +75,48 @@ def missing(known: Entry, root: Path) -> str:
     return f"{known.name} is not in {root} and cannot be fetched by a program: {by_hand}."
 
 
+def check_options(name: str, options: dict[str, Any]) -> None:
+    """See that data set ``name`` has these options and needs no others, and that their values are of its kinds."""
+    known = entries()
+    if name in known:
+        _check(name, known[name].read, options)
+    else:
+        _check(name, read_npz, options, skip=("path", "name"))
+
+
 def _check(name: str, read: Any, options: dict[str, Any], skip: tuple[str, ...] = ("root",)) -> None:
-    parameters = inspect.signature(read).parameters
+    parameters, hints = inspect.signature(read).parameters, _hints(read)
     allowed = [option for option in parameters if option not in skip]
-    for option in options:
+    for option, value in options.items():
         if option not in allowed:
             raise DataError(f"{name} has no option {option!r}; it has {', '.join(allowed) or 'none'}.")
+        kinds = _kinds(hints.get(option, Any))
+        if kinds and not any(_is(value, kind) for kind in kinds):
+            wanted = " or ".join(KINDS[kind] for kind in kinds)
+            raise DataError(f"{option}={value!r} does not fit {name}: give {wanted}.")
     for option in allowed:
         if parameters[option].default is inspect.Parameter.empty and option not in options:
             raise DataError(f"{name} needs the option {option!r}.")
+
+
+def _hints(read: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(read)
+    except (NameError, TypeError):  # a plugin's types need not be known here
+        return {}
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The plain types an option may have, with None for none; empty where anything may be given."""
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = [None if part is types.NoneType else part for part in parts]
+    return kinds if all(kind in KINDS for kind in kinds) else []
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is None:
+        return value is None
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def _stand_in(known: Entry, root: Path, options: dict[str, Any]) -> DataSet | None:
@@ -88,6 +130,7 @@ def _stand_in(known: Entry, root: Path, options: dict[str, Any]) -> DataSet | No
         if option not in ("size", "budget") and value != parameters[option].default:
             raise DataError(f"{option}={value!r} needs {known.name}'s official files, not {path}.")
     data = read_npz(path, known.name)
+    check_size(size)
     if size is None or data.train.images.shape[2:] == (size, size):
         return data
     if min(data.train.images.shape[2:]) < size:
@@ -116,6 +159,6 @@ def _arrays(known: Entry, root: Path, size: int | None) -> Path | None:
     sized = {}
     for path in root.glob(f"{known.name}*.npz"):
         digits = path.stem.removeprefix(known.name).removeprefix("_")
-        if digits.isdigit():
-            sized[int(digits)] = path
+        if (number := whole_number(digits)) is not None:
+            sized[number] = path
     return sized[max(sized)] if sized else None

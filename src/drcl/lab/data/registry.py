@@ -1,21 +1,23 @@
-"""The list of known data sets. Each file in ``sets`` registers its own with ``@data_set``."""
+"""The list of known data sets. Each file in ``sets`` registers its own with ``@data_set``, and so do plugins."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from drcl.lab.common.options import nearest
+from drcl.lab.common.plugins import PluginError
+from drcl.lab.common.registry import Registry
+from drcl.lab.data import sets
 from drcl.lab.data.base import DataSet
 from drcl.lab.data.errors import DataError
-
-if TYPE_CHECKING:
-    from drcl.lab.data.sources import Source
+from drcl.lab.data.guard import short
+from drcl.lab.data.sources import Source
 
 Reader = Callable[..., DataSet]
 
@@ -42,35 +44,46 @@ class Entry:
     own: bool = False  # the user's data, given as a path or an object
 
 
-_entries: dict[str, Entry] = {}
+_FACTS = frozenset(field.name for field in fields(Entry)) - {"name", "about", "read"}
+_in_our_files: dict[str, Entry] = {}
 
 
-def data_set(name: str, about: str, **facts: object) -> Callable[[Reader], Reader]:
-    """Register the decorated reader ``read(root, **options)`` as data set ``name``."""
+def _ours() -> dict[str, Entry]:
+    for module in pkgutil.iter_modules(sets.__path__):
+        importlib.import_module(f"{sets.__name__}.{module.name}")
+    return _in_our_files
+
+
+ENTRIES: Registry[Entry] = Registry("data set", _ours, "drcl.data")
+
+
+def data_set(name: str, about: str, **facts: Any) -> Callable[[Reader], Reader]:
+    """Make the decorated function ``read(root, **options) -> DataSet`` the reader of data set ``name``.
+
+    `root` is the data folder, the other arguments are the set's options. `facts` are the fields of `Entry`: what the
+    list of data sets shows, where to fetch it and what to check. A plugin's set that names no files needs none.
+    """
 
     def register(read: Reader) -> Reader:
-        if name in _entries and _entries[name].read.__module__ != read.__module__:
-            raise DataError(
-                f"data set {name!r} is registered twice: {_entries[name].read.__module__}, {read.__module__}"
-            )
-        _entries[name] = Entry(name=name, about=about, read=read, **facts)  # type: ignore[arg-type]
+        for key in facts:
+            if key not in _FACTS:
+                raise PluginError(f"data set {name!r}: {key!r} is not a fact of a data set: {nearest(key, _FACTS)}")
+        if read.__module__.startswith(f"{sets.__name__}."):
+            if name in _in_our_files:
+                raise RuntimeError(f"two data sets are called {name!r}; rename the one in {read.__module__}")
+            _in_our_files[name] = Entry(name=name, about=about, read=read, **facts)
+        else:
+            own = not facts.keys() & {"present", "sources", "archives", "embedded"}
+            made = Entry(name=name, about=about, read=read, **{"own": own, **facts})
+            ENTRIES.register(name, made, read.__module__)
         return read
 
     return register
 
 
-@cache
-def _discover() -> None:
-    from drcl.lab.data import sets
-
-    for module in pkgutil.iter_modules(sets.__path__):
-        importlib.import_module(f"{sets.__name__}.{module.name}")
-
-
 def entries() -> dict[str, Entry]:
     """Every registered data set by name, in alphabetical order."""
-    _discover()
-    return dict(sorted(_entries.items()))
+    return dict(sorted(ENTRIES.items()))
 
 
 def entry(name: str) -> Entry:
@@ -80,4 +93,4 @@ def entry(name: str) -> Entry:
         return known[name]
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise DataError(f"there is no data set {name!r}{hint} Known: {', '.join(known)}.")
+    raise DataError(f"there is no data set {short(name)!r}{hint} Known: {', '.join(known)}.")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from functools import cache
+from typing import TypeVar
 
-from drcl.lab.common import options
+from drcl.lab.common.options import option
+from drcl.lab.common.plugins import PluginError
+from drcl.lab.common.registry import Registry
 from drcl.lab.methods.base import Batch, Knob, Method, Setting, Where
 
-__all__ = ["Batch", "Knob", "Method", "Setting", "Where", "get", "names"]
+__all__ = ["METHODS", "Batch", "Knob", "Method", "Setting", "Where", "get", "names", "option", "register"]
+
+Class = TypeVar("Class", bound=type[Method])
 
 
-@cache
-def _found() -> dict[str, type[Method]]:
+def _ours() -> dict[str, type[Method]]:
     known: dict[str, type[Method]] = {}
     for module in pkgutil.iter_modules(__path__):
         if module.name.startswith("_") or module.name == "base":
@@ -26,17 +29,27 @@ def _found() -> dict[str, type[Method]]:
                 if value.name in known:
                     raise RuntimeError(f"two methods are called {value.name!r}; rename the one in {module.name}.py")
                 known[value.name] = value
-    return dict(sorted(known.items()))
+    return known
+
+
+METHODS: Registry[type[Method]] = Registry("method", _ours, "drcl.methods")
 
 
 def names() -> tuple[str, ...]:
     """All methods, in alphabetical order."""
-    return tuple(_found())
+    return tuple(sorted(METHODS))
 
 
 def get(name: str) -> type[Method]:
     """The class of the method called `name`; its dataclass fields are its options."""
-    found = _found()
-    if name not in found:
-        raise ValueError(f"there is no method {name!r}: {options.nearest(name, found)}")
-    return found[name]
+    return METHODS.find(name)
+
+
+def register(cls: Class) -> Class:
+    """Make a class of your own a method: a dataclass derived from `Method`, known by its attribute `name`."""
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise PluginError(f"{cls!r} is no method: decorate a class derived from drcl.lab.methods.Method")
+    if not cls.name:
+        raise PluginError(f'{cls.__name__} has no name: write name: ClassVar[str] = "..." in the class')
+    METHODS.register(cls.name, cls, cls.__module__)
+    return cls

@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 from drcl.lab.common import seeds
 from drcl.lab.common.options import option
-from drcl.lab.methods import _checks, _memory
+from drcl.lab.methods import _checks
 from drcl.lab.methods._structure import Structured
 from drcl.lab.methods.base import Knob, Setting
 from drcl.lab.networks import Network
+from drcl.lab.networks.norms import judging
 from drcl.lab.streams import Task
 
 
@@ -147,7 +148,7 @@ class BAN(Structured):
     @torch.no_grad()
     def validation_accuracy(self, task: Task) -> float:
         hits, device = 0, self.setting.device
-        with _memory.judging(self.model):
+        with judging(self.model):
             for x, y in task.valid.batches(256, shuffle=False, augment=False):
                 hits += int((self.predict(x.to(device), task).argmax(1) == y.to(device)).sum())
         return hits / len(task.valid)

@@ -4,12 +4,14 @@ from drcl.lab.networks.alexnet import AlexNet, AlexNetGPM
 from drcl.lab.networks.cnn import SmallCNN, UPGDNet
 from drcl.lab.networks.heads import HeadKind, Heads
 from drcl.lab.networks.mlp import MLP
-from drcl.lab.networks.network import Network, build, count_parameters, names
+from drcl.lab.networks.network import Network, build, count_parameters
 from drcl.lab.networks.norms import NormPolicy, make_norm
 from drcl.lab.networks.resnet import ReducedResNet18, ResNet18
+from drcl.lab.networks.trunks import TRUNKS, names, register
 
 __all__ = [
     "MLP",
+    "TRUNKS",
     "AlexNet",
     "AlexNetGPM",
     "HeadKind",
@@ -24,4 +26,5 @@ __all__ = [
     "count_parameters",
     "make_norm",
     "names",
+    "register",
 ]

@@ -9,23 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.common import seeds
-from drcl.lab.networks.alexnet import AlexNet, AlexNetGPM
-from drcl.lab.networks.cnn import SmallCNN, UPGDNet
 from drcl.lab.networks.heads import HeadKind, Heads
-from drcl.lab.networks.mlp import MLP
-from drcl.lab.networks.norms import final_statistics, freeze_statistics, has_task_statistics, select_task
-from drcl.lab.networks.resnet import ReducedResNet18, ResNet18
+from drcl.lab.networks.norms import PerTaskBatchNorm, freeze_statistics, has_task_statistics, judging, select_task
+from drcl.lab.networks.trunks import TRUNKS
 from drcl.lab.streams import Stream, Task
-
-TRUNKS: dict[str, type[nn.Module]] = {
-    "mlp": MLP,
-    "alexnet": AlexNet,
-    "alexnet-gpm": AlexNetGPM,
-    "resnet18": ResNet18,
-    "resnet18-reduced": ReducedResNet18,
-    "cnn": SmallCNN,
-    "upgd-cnn": UPGDNet,
-}
 
 
 class Network(nn.Module):
@@ -66,7 +53,7 @@ class Network(nn.Module):
             return [(rows[head], self.heads(together[rows[head]], head)) for head in present]
         # The task at hand goes first, so that what dropout draws for it does not depend on what is replayed.
         found = {head: self(x[rows[head]], head) for head in present if head in self._learning}
-        with final_statistics(self.trunk):
+        with judging(self.trunk, PerTaskBatchNorm):
             found |= {head: self(x[rows[head]], head) for head in present if head not in found}
         return [(rows[head], found[head]) for head in present]
 
@@ -94,11 +81,6 @@ class Network(nn.Module):
         return {name: p for name, p in self.named_parameters() if name.startswith(prefix)}
 
 
-def names() -> tuple[str, ...]:
-    """The trunks `build` knows."""
-    return tuple(TRUNKS)
-
-
 def build(spec: str | Mapping[str, Any], stream: Stream, seed: int = 0) -> Network:
     """A network for `stream`: `spec` is a trunk's name or a table ``{"kind": name, ...}`` with its arguments.
 
@@ -106,7 +88,7 @@ def build(spec: str | Mapping[str, Any], stream: Stream, seed: int = 0) -> Netwo
     and the caller's random state stays as it was.
     """
     options = {"kind": spec} if isinstance(spec, str) else dict(spec)
-    kind = options.pop("kind", None)
+    kind: Any = options.pop("kind", None)
     if kind not in TRUNKS:
         raise ValueError(f"network kind={kind!r}: choose one of {', '.join(TRUNKS)}")
     heads: dict[str, HeadKind] = {"task": "task", "domain": "shared", "class": "growing"}

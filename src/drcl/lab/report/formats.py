@@ -18,15 +18,10 @@ from drcl.lab.report.table import COLUMNS, Column, Row, Statistic, benchmark_not
 from drcl.lab.runs.read import Run
 
 SUMMARY = ("average_accuracy", "backward_transfer", "unmoved", "relative_time")
-_UNITS = {"x SGD": "× SGD"}
 
 
 def _benchmarks(table: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.benchmark for row in table))
-
-
-def _heading(column: Column) -> tuple[str, str]:
-    return column.title, _UNITS.get(column.unit, column.unit)
 
 
 # ---- terminal
@@ -54,10 +49,9 @@ def _rich(mine: Sequence[Row], columns: Sequence[Column]) -> Table:
     shown.add_column(Text("method", style="bold"), no_wrap=True, vertical="bottom")
     shown.add_column(Text("seeds", style="dim"), justify="right")
     for column in columns:
-        title, unit = _heading(column)
-        head = Text(title, style="bold", justify="right")
-        if unit:
-            head.append(f"\n{unit}", style="dim")
+        head = Text(column.title, style="bold", justify="right")
+        if column.unit:
+            head.append(f"\n{column.unit}", style="dim")
         shown.add_column(head, justify="right")
     for row in mine:
         cells = [_rich_cell(row, column) for column in columns]
@@ -89,9 +83,9 @@ def summary_table(runs: Iterable[Run]) -> Table:
     shown.title_justify = "left"
     shown.add_column(Text("method", style="bold"), no_wrap=True, vertical="bottom")
     for key in SUMMARY:
-        title, unit = _heading(by_key[key])
-        head = Text(title.replace(" ", "\n"), style="bold", justify="right")  # narrow: it fits 80 columns
-        head.append(f"\n{unit}", style="not bold dim")
+        column = by_key[key]
+        head = Text(column.title.replace(" ", "\n"), style="bold", justify="right")  # narrow: it fits 80 columns
+        head.append(f"\n{column.unit}", style="not bold dim")
         shown.add_column(head, justify="right", no_wrap=True, vertical="bottom")
     several = len(_benchmarks(table)) > 1
     for row in table:
@@ -142,7 +136,7 @@ def _markdown(table: Sequence[Row]) -> str:
         parts.append(f"### {_md(benchmark)}\n")
         if any(row.label for row in mine):
             heads = ["method", "seeds"]
-            heads += [f"{title} ({unit})" if unit else title for title, unit in map(_heading, COLUMNS)]
+            heads += [f"{column.title} ({column.unit})" if column.unit else column.title for column in COLUMNS]
             lines = [
                 "| " + " | ".join(_md(head) for head in heads) + " |",
                 "|---|" + "---:|" * (len(heads) - 1),
@@ -222,7 +216,7 @@ def _tex(text: str) -> str:
 def _latex(table: Sequence[Row]) -> str:
     r"""Booktabs, one ``tabular`` for all benchmarks; needs ``\usepackage{booktabs}``."""
     width = len(COLUMNS) + 2
-    heads = [("method", ""), ("seeds", ""), *map(_heading, COLUMNS)]
+    heads = [("method", ""), ("seeds", ""), *((column.title, column.unit) for column in COLUMNS)]
     lines = [r"\begin{tabular}{lr" + "r" * len(COLUMNS) + "}", r"\toprule"]
     lines.append(" & ".join(_tex(title) for title, _ in heads) + r" \\")
     lines.append(" & ".join(_tex(f"({unit})") if unit else "" for _, unit in heads) + r" \\")
@@ -249,3 +243,10 @@ FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {
     "csv": _csv,
     "latex": _latex,
 }
+
+
+def render(table: Sequence[Row], format: str = "text") -> str:
+    """The table as ``"text"``, ``"markdown"``, ``"csv"`` or ``"latex"``."""
+    if format not in FORMATS:
+        raise ValueError(f"format={format!r}; choose one of {', '.join(FORMATS)}")
+    return FORMATS[format](table)

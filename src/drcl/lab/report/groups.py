@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from drcl.lab.common.tables import flat_text
 from drcl.lab.runs.read import Run
 
 
@@ -57,10 +56,10 @@ class Group:
 def group(runs: Iterable[Run]) -> list[Group]:
     """Group readable runs over their seeds. Other options make another group, told apart by its label."""
     readable = [run for run in runs if run.readable]
-    benchmarks = _labels(readable, lambda run: run.benchmark, lambda run: {"": run.options("benchmark_options")})
-    buckets: dict[tuple[str, str, str], list[Run]] = {}
+    benchmarks = _labels(readable, lambda run: run.benchmark, _benchmark_settings)
+    buckets: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[Run]] = {}
     for run in readable:
-        buckets.setdefault((benchmarks[run.path], run.method, _fingerprint(_settings(run))), []).append(run)
+        buckets.setdefault((benchmarks[run.path], run.method, tuple(sorted(_settings(run).items()))), []).append(run)
     labels: dict[Path, str] = {}
     for benchmark in dict.fromkeys(benchmarks.values()):
         here = [run for run in readable if benchmarks[run.path] == benchmark]
@@ -76,38 +75,19 @@ def _by_seed(run: Run) -> tuple[int, str]:
     return (run.seed or 0, str(run.path))
 
 
-def _benchmark_settings(run: Run) -> dict[str, Any]:
-    return {"": run.options("benchmark_options")}
+def _benchmark_settings(run: Run) -> dict[str, str]:
+    return flat_text(run.options("benchmark_options"))
 
 
-def _settings(run: Run) -> dict[str, Any]:
-    return {"": run.options("method_options"), "training": run.options("training")}
+def _settings(run: Run) -> dict[str, str]:
+    return flat_text(run.options("method_options")) | flat_text(run.options("training"), "training.")
 
 
-def _fingerprint(settings: Mapping[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True, default=str)
-
-
-def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Option -> its value as text, tables inside tables joined by dots."""
-    flat: dict[str, str] = {}
-    for prefix, table in settings.items():
-        for key, value in table.items():
-            name = f"{prefix}.{key}" if prefix else key
-            if isinstance(value, dict):
-                flat.update(_flat({name: value}))
-            else:
-                flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return flat
-
-
-def _labels(
-    runs: list[Run], name: Callable[[Run], str], settings: Callable[[Run], Mapping[str, Mapping[str, Any]]]
-) -> dict[Path, str]:
+def _labels(runs: list[Run], name: Callable[[Run], str], settings: Callable[[Run], dict[str, str]]) -> dict[Path, str]:
     """The name alone where all runs of that name agree, else the name and the options that differ."""
     labels: dict[Path, str] = {}
     for each in dict.fromkeys(name(run) for run in runs):
-        mine = {run.path: _flat(settings(run)) for run in runs if name(run) == each}
+        mine = {run.path: settings(run) for run in runs if name(run) == each}
         keys = sorted({key for flat in mine.values() for key in flat})
         telling = [key for key in keys if len({flat.get(key) for flat in mine.values()}) > 1]
         for path, flat in mine.items():

@@ -6,8 +6,6 @@ The page is a single file without scripts, fonts or pictures from elsewhere; it 
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -22,12 +20,12 @@ from drcl.lab.report.pictures import Pictures
 from drcl.lab.report.provenance import environment, methods, relative, shared_options
 from drcl.lab.report.svg import variables
 from drcl.lab.report.table import COLUMNS, Column, Row, Statistic, benchmark_notes, cell_text, rows
+from drcl.lab.runs.checkpoint import replace_whole
 from drcl.lab.runs.read import Run
 
 _TILES = ("average_accuracy", "backward_transfer", "unmoved", "relative_time")
 _RUN_COLUMNS = ("average_accuracy", "backward_transfer", "unmoved", "learning_seconds")
 _BY_KEY = {column.key: column for column in COLUMNS}
-_UNITS = {"x SGD": "× SGD"}
 
 
 def write_report(runs: Iterable[Run], path: str | Path, title: str | None = None, command: str | None = None) -> Path:
@@ -38,17 +36,7 @@ def write_report(runs: Iterable[Run], path: str | Path, title: str | None = None
     path = Path(path)
     html = page(list(runs), path, title, command)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(html)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(draft, 0o644)  # a temporary file is private, a page is not
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    replace_whole(path, html.encode())
     return path
 
 
@@ -93,7 +81,7 @@ def _command(runs: Sequence[Run], path: Path) -> str:
 
 
 def _heading(column: Column) -> dict[str, str]:
-    return {"title": column.title, "unit": _UNITS.get(column.unit, column.unit)}
+    return {"title": column.title, "unit": column.unit}
 
 
 # ---- one benchmark

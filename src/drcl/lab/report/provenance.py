@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drcl.lab.common.tables import flat_text
 from drcl.lab.report.groups import Group
 from drcl.lab.runs.read import Run
 
@@ -16,17 +16,8 @@ _TABLES = {"benchmark": "benchmark_options", "method": "method_options", "traini
 Options = dict[str, dict[str, str]]  # table -> option -> value
 
 
-def flat(options: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Option and value as text, tables inside tables joined by dots."""
-    for key, value in options.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def _options(g: Group) -> Options:
-    return {name: dict(flat(g.runs[0].options(table))) for name, table in _TABLES.items()}
+    return {name: flat_text(g.runs[0].options(table)) for name, table in _TABLES.items()}
 
 
 def shared_options(groups: Sequence[Group]) -> Options:
@@ -65,10 +56,10 @@ def environment(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Versions and machine: one value where the runs agree, every value where they do not."""
     seen: dict[str, dict[str, None]] = {}
     for run in runs:
-        for key, value in flat(run.environment):
-            # A whole commit hash is noise; twelve letters of it are a name.
-            brief = value[:12] if re.fullmatch(r"[0-9a-f]{40}", value) else value
-            seen.setdefault(key.removeprefix("versions.").replace(".", " "), {})[brief] = None
+        for key, value in flat_text(run.environment, between=" ").items():
+            # The whole hash of a commit or a file is noise; twelve letters of it are a name.
+            brief = value[:12] if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", value) else value
+            seen.setdefault(key.removeprefix("versions "), {})[brief] = None
     return [(key, " / ".join(values)) for key, values in seen.items()]
 
 

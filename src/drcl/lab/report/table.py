@@ -1,7 +1,7 @@
 """From runs to rows: one row a method, mean and standard deviation over seeds, cost beside accuracy.
 
-``rows`` computes, ``render`` writes text, Markdown, CSV or LaTeX. A run that is unfinished, failed, damaged
-or repeated is told in a note under the table, and never averaged in.
+How a table looks is in ``formats``. A run that is unfinished, failed, damaged or repeated is told in a note under the
+table, and never averaged in.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLUMNS = (
     Column("incremental_accuracy", "A_inc", "%", 100, better="high"),
     Column("unmoved", "weights unmoved", "%", 100),
     Column("learning_seconds", "time", "s"),
-    Column("relative_time", "time", "x SGD", digits=2),
+    Column("relative_time", "time", "× SGD", digits=2),
     Column("gradient_evaluations", "gradient evaluations", digits=0),
     Column("state_bytes", "state", digits=0),
 )
@@ -230,12 +230,3 @@ def cell_text(column: Column, value: Statistic, plus_minus: str = " ± ") -> str
         mean = mean.lstrip("+-")
     mean = mean.replace("-", "−")
     return mean if math.isnan(value.deviation) else f"{mean}{plus_minus}{shown.deviation:.{column.digits}f}"
-
-
-def render(table: Sequence[Row], format: str = "text") -> str:
-    """The table as ``"text"``, ``"markdown"``, ``"csv"`` or ``"latex"``."""
-    from drcl.lab.report.formats import FORMATS  # they need the types above
-
-    if format not in FORMATS:
-        raise ValueError(f"format={format!r}; choose one of {', '.join(FORMATS)}")
-    return FORMATS[format](table)

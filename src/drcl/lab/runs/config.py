@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,9 @@ import tomli_w
 from drcl.lab import benchmarks, methods
 from drcl.lab.benchmarks import Benchmark
 from drcl.lab.common import options as options_
+from drcl.lab.common import plugins as plugins_
 from drcl.lab.common.options import OptionError
+from drcl.lab.common.tables import flat
 from drcl.lab.training.settings import OPERATION, Training
 
 PREFIXES = {"benchmark": "benchmark_options", "method": "method_options", "training": "training"}
@@ -26,7 +28,11 @@ _NOT_OPTIONS = ("name", "about", "reading")
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What is run. The three tables hold what was asked for; `resolved` fills in every default."""
+    """What is run. The three tables hold what was asked for; `resolved` fills in every default.
+
+    `plugins` are the modules and files that know names which drcl does not. They say where to find a method, not what
+    is run: a run is the same wherever the file lies.
+    """
 
     benchmark: str
     method: str
@@ -34,8 +40,10 @@ class RunConfig:
     benchmark_options: dict[str, Any] = field(default_factory=dict)
     method_options: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "plugins", loaded(self.plugins))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise OptionError(f"seed={self.seed!r}: give a whole number of at least 0")
         benchmarks.get(self.benchmark)  # both refuse an unknown name with the nearest right one
@@ -53,12 +61,20 @@ class RunConfig:
         self.make_training()
 
     @classmethod
-    def make(cls, benchmark: str, method: str, seed: int = 0, options: Mapping[str, Any] | None = None) -> RunConfig:
+    def make(
+        cls,
+        benchmark: str,
+        method: str,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+        plugins: Sequence[str] = (),
+    ) -> RunConfig:
         """A config from flat options: each goes to the method, the benchmark or the training that knows it.
 
         ``method.key``, ``benchmark.key`` and ``training.key`` say which is meant, ``model.hidden`` sets one entry of
         a table. Text is read as TOML: ``hidden=[64, 64]``, ``lr=0.1``, ``stable=none``.
         """
+        plugins = loaded(plugins)
         methods.get(method)
         tables: dict[str, dict[str, Any]] = {"method": {}, "benchmark": {}, "training": {}}
         for key, value in (options or {}).items():
@@ -72,7 +88,7 @@ class RunConfig:
             elif head == "model" and known and isinstance(value, str):
                 value = {**known, "kind": value}
             tables[prefix][head] = value
-        return cls(benchmark, method, seed, tables["benchmark"], tables["method"], tables["training"])
+        return cls(benchmark, method, seed, tables["benchmark"], tables["method"], tables["training"], plugins)
 
     # ---- what it means
 
@@ -109,6 +125,7 @@ class RunConfig:
             {k: v for k, v in full.items() if v is not None},
             {k: getattr(self.make_method(), k) for k in options_.hints(methods.get(self.method))},
             options_.defaults(Training) | self.training,
+            self.plugins,
         )
 
     # ---- its name and its file
@@ -128,7 +145,7 @@ class RunConfig:
 
     def differences(self, other: RunConfig) -> list[str]:
         """What tells two configs apart, as ``key: mine / other``."""
-        mine, theirs = (_flat(c._tables(operation=False)) for c in (self, other))
+        mine, theirs = (flat(c._tables(operation=False)) for c in (self, other))
         return [
             f"{key}: {mine.get(key, 'none')!r} / {theirs.get(key, 'none')!r}"
             for key in sorted(mine.keys() | theirs.keys())
@@ -158,6 +175,7 @@ class RunConfig:
             if not isinstance(content.get(key, {}), dict):
                 raise OptionError(f"{path}: {key} must be a table: write [{key}] above its options")
         content["training"] = content.get("training", {}) | content.pop("operation", {})
+        content["plugins"] = loaded(content.get("plugins", []), path)
         return cls(**content)
 
     def _tables(self, operation: bool) -> dict[str, Any]:
@@ -169,22 +187,26 @@ class RunConfig:
             told = {k: "none" if v is None else _plain(v) for k, v in getattr(full, table).items()}
             out[table] = {k: v for k, v in told.items() if v != "none" or usual.get(table, {}).get(k) is not None}
         how = {k: out["training"].pop(k) for k in OPERATION if k in out["training"]}
-        return out | ({"operation": how} if operation else {})
+        if not operation:
+            return out
+        return out | {"operation": how} | ({"plugins": list(full.plugins)} if full.plugins else {})
 
 
-def known_options(method: str | None = None) -> dict[str, Any]:
-    """Every option of a run with that method by its plain name, and its type; for help and completion."""
-    found: dict[str, Any] = {}
-    for prefix in ("training", "benchmark", "method"):
-        if prefix != "method" or method is not None:
-            found |= _known(prefix, method or "sgd")
-    return found
+def loaded(plugins: Sequence[str], file: Path | None = None) -> tuple[str, ...]:
+    """Load each plugin and return their names as a config keeps them; those that `file` names may lie beside it."""
+    if not isinstance(plugins, list | tuple) or not all(isinstance(each, str) for each in plugins):
+        start = f"{file}: " if file is not None else ""
+        raise OptionError(f'{start}plugins is {plugins!r}; give a list of modules or files, such as ["mine.py"]')
+    return tuple(dict.fromkeys(plugins_.load(each, file.parent if file else None) for each in plugins))
+
+
+def _known(prefix: str, method: str) -> dict[str, Any]:
+    # Not kept for a method: a plugin that is loaded anew may have other options.
+    return options_.hints(methods.get(method)) if prefix == "method" else _known_to_all(prefix)
 
 
 @cache
-def _known(prefix: str, method: str) -> dict[str, Any]:
-    if prefix == "method":
-        return options_.hints(methods.get(method))
+def _known_to_all(prefix: str) -> dict[str, Any]:
     if prefix == "training":
         return options_.hints(Training)
     hints = {k: v for k, v in options_.hints(Benchmark).items() if k not in _NOT_OPTIONS}
@@ -232,14 +254,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= _flat(value, name + ".")
-        else:
-            flat[name] = value
-    return flat

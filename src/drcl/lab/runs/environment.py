@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from drcl.lab.common import parallel
+import drcl
+from drcl.lab.common import parallel, plugins
 
 _PACKAGES = ("drcl", "torch", "numpy", "safetensors", "scikit-learn")
 
 
-def describe(device: torch.device) -> dict[str, Any]:
+def describe(device: torch.device, plugin_names: Iterable[str] = ()) -> dict[str, Any]:
     """As it goes into ``environment.json``."""
+    outside = plugins.describe(plugin_names)
     machine: dict[str, Any] = {
         "system": platform.system(),
         "processor": platform.processor() or platform.machine(),
@@ -30,13 +33,17 @@ def describe(device: torch.device) -> dict[str, Any]:
         "machine": machine,
         "threads": torch.get_num_threads(),
         "processes": parallel.world().size,
-    }
+    } | ({"plugins": outside} if outside else {})
+
+
+def changed_plugins(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Plugins whose code is not what it was when ``environment.json`` was written."""
+    then = before.get("plugins", {})
+    return [name for name, facts in now.get("plugins", {}).items() if name in then and then[name] != facts]
 
 
 def _version(name: str) -> str | None:
     if name == "drcl":
-        import drcl
-
         return drcl.__version__
     try:
         return metadata.version(name)

@@ -24,7 +24,8 @@ from typing import Any
 
 from safetensors.torch import save as save_tensors
 
-from drcl.lab.common import parallel
+from drcl.lab.common import parallel, plugins
+from drcl.lab.common.words import reason
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.lock import locked
 from drcl.lab.networks import count_parameters
@@ -32,8 +33,9 @@ from drcl.lab.runs import environment, metrics
 from drcl.lab.runs.checkpoint import replace_whole
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.write import Records
+from drcl.lab.training.budget import Plan
 from drcl.lab.training.events import Event, Kind, Logger
-from drcl.lab.training.learner import Learner, Plan
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.surroundings import pick_device
 
 __all__ = ["Event", "Logger", "RunError", "execute"]
@@ -57,6 +59,8 @@ def execute(
     training, which is then also noted in ``result.json``. The same call again goes on from the last checkpoint.
     """
     directory = Path(directory)
+    for plugin in config.plugins:  # a config that came from another process brings their names only
+        plugins.load(plugin)
     training = config.make_training()
     device = pick_device(training.device)
     here = parallel.join(device)
@@ -68,7 +72,7 @@ def execute(
             stack.enter_context(_alone(directory))
             _claim(config, directory)
         parallel.wait()
-        finished = _result(directory)
+        finished = _json(directory / "result.json")
         if finished.get("finished") is True:
             return finished
         if here.rank == 0:
@@ -140,8 +144,11 @@ def _prepare(
     parallel.wait()
     state = state if records.writes else records.load(learner.device)
     if records.writes:
-        text = json.dumps(environment.describe(learner.device), indent=2)
-        replace_whole(directory / "environment.json", text.encode())
+        described = environment.describe(learner.device, config.plugins)
+        if state is not None:
+            for name in environment.changed_plugins(_json(directory / "environment.json"), described):
+                _say(f"{name} has changed since this run began; what follows is computed with its new version")
+        replace_whole(directory / "environment.json", json.dumps(described, indent=2).encode())
         (directory / "result.json").unlink(missing_ok=True)  # the note of an earlier failure
     if state is not None:
         learner.load_state_dict(state)
@@ -195,15 +202,16 @@ def _failure_noted(directory: Path, writes: bool) -> Iterator[None]:
         yield
     except Exception as error:
         if writes:
-            note = {"finished": False, "error": f"{error}" or type(error).__name__}
+            note = {"finished": False, "error": reason(error)}
             with suppress(OSError):  # a full disk may be the very reason
                 replace_whole(directory / "result.json", json.dumps(note, indent=2).encode())
         raise
 
 
-def _result(directory: Path) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, Any]:
+    """A table from a file; nothing if there is none, or no table in it."""
     try:
-        content = json.loads((directory / "result.json").read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

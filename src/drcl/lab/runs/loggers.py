@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drcl.lab.common.options import nearest
+from drcl.lab.common.tables import flat
 
 
 class LoggerError(Exception):
@@ -105,7 +106,7 @@ class MLflow(_Logger):
         session = self._module.start_run(run_id=known) if known else self._module.start_run(run_name=self.name)
         if not known:
             self.remember(session.info.run_id)
-            self._module.log_params(_flat(self.settings))
+            self._module.log_params(flat(self.settings))
         return session
 
     def _write(self, values: dict[str, float], step: int) -> None:
@@ -150,13 +151,3 @@ def make(names: Iterable[str], directory: str | Path, settings: Mapping[str, Any
             raise LoggerError(f"--log {name} is unknown: {nearest(name, tuple(LOGGERS))}")
         made.append(LOGGERS[name](Path(directory), settings))
     return made
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -1,5 +1,9 @@
 """Streams of tasks: what a benchmark is. Cut from a data set here, walked through by the learner."""
 
+from collections.abc import Callable
+
+from drcl.lab.common.registry import Registry
+from drcl.lab.streams.assembly import shared_stream, shared_task
 from drcl.lab.streams.builders import (
     attributes,
     chain,
@@ -11,22 +15,27 @@ from drcl.lab.streams.builders import (
     shards,
 )
 from drcl.lab.streams.online import online
+from drcl.lab.streams.parts import Parts, split_parts
 from drcl.lab.streams.task import Scenario, Stream, Task
 
-# The names a benchmark's description uses.
-BUILDERS = {
-    "class-split": class_split,
-    "permuted-inputs": permuted_inputs,
-    "permuted-labels": permuted_labels,
-    "rotated-inputs": rotated_inputs,
-    "attributes": attributes,
-    "shards": shards,
-    "chain": chain,
-    "online": online,
-}
+# The names a benchmark's description uses. Benchmarks from outside bring their own builders along.
+BUILDERS: Registry[Callable[..., Stream]] = Registry(
+    "builder",
+    lambda: {
+        "class-split": class_split,
+        "permuted-inputs": permuted_inputs,
+        "permuted-labels": permuted_labels,
+        "rotated-inputs": rotated_inputs,
+        "attributes": attributes,
+        "shards": shards,
+        "chain": chain,
+        "online": online,
+    },
+)
 
 __all__ = [
     "BUILDERS",
+    "Parts",
     "Scenario",
     "Stream",
     "Task",
@@ -39,4 +48,7 @@ __all__ = [
     "permuted_labels",
     "rotated_inputs",
     "shards",
+    "shared_stream",
+    "shared_task",
+    "split_parts",
 ]

@@ -3,16 +3,17 @@ alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet
+from drcl.lab.streams.assembly import own_heads, shared_stream, shared_task, stream_of, task_of
 from drcl.lab.streams.examples import Examples
-from drcl.lab.streams.parts import Parts, class_ranks, split_parts
+from drcl.lab.streams.parts import class_ranks, split_parts
 from drcl.lab.streams.task import Scenario, Stream, Task
 from drcl.lab.streams.view import View
 
@@ -53,7 +54,7 @@ def class_split(
         chosen = chosen[:tasks]
     cut = split_parts(data, seed=seed, **parts)
     sizes = [len(classes) for classes in chosen]
-    heads = _heads(sizes, scenario)
+    heads = own_heads(sizes, scenario)
     starts = np.cumsum([0, *sizes]).tolist()
 
     def make(index: int) -> Task:
@@ -63,9 +64,9 @@ def class_split(
         table = np.full(known, -1, np.int64)
         table[list(classes)] = labels
         three = [_relabelled(part, table) for part in cut.three()]
-        return _task(cut, index, three, classes, labels, scenario)
+        return task_of(cut, index, three, classes, labels, scenario)
 
-    return _stream(cut, "classes", make, len(chosen), scenario, heads, seed)
+    return stream_of(cut, "classes", make, len(chosen), scenario, heads, seed)
 
 
 def permuted_inputs(
@@ -84,9 +85,9 @@ def permuted_inputs(
     def make(index: int) -> Task:
         order = None if identity_first and index == 0 else seeds.permutation(pixels, seed, "inputs", index)
         three = [part.with_view(replace(part.view, permutation=order)) for part in cut.three()]
-        return _shared_task(cut, index, three, scenario)
+        return shared_task(cut, index, three, scenario)
 
-    return _shared_stream(cut, "permuted inputs", make, tasks, scenario, seed)
+    return shared_stream(cut, "permuted inputs", make, tasks, scenario, seed)
 
 
 def rotated_inputs(
@@ -104,9 +105,9 @@ def rotated_inputs(
     def make(index: int) -> Task:
         angle = index * span / tasks
         three = [part.with_view(replace(part.view, rotation=angle)) for part in cut.three()]
-        return _shared_task(cut, index, three, scenario, name=f"{data.name} rotated by {angle:g} degrees")
+        return shared_task(cut, index, three, scenario, name=f"{data.name} rotated by {angle:g} degrees")
 
-    return _shared_stream(cut, "rotated inputs", make, tasks, scenario, seed)
+    return shared_stream(cut, "rotated inputs", make, tasks, scenario, seed)
 
 
 def permuted_labels(data: DataSet, *, seed: int, tasks: int, scenario: Scenario = "task", **parts: Any) -> Stream:
@@ -117,9 +118,9 @@ def permuted_labels(data: DataSet, *, seed: int, tasks: int, scenario: Scenario 
     def make(index: int) -> Task:
         three = [part.with_labels(tables[index][part.labels]) for part in cut.three()]
         # classes[label] is the class that label now stands for: the inverse of the renaming.
-        return _shared_task(cut, index, three, scenario, classes=np.argsort(tables[index]))
+        return shared_task(cut, index, three, scenario, classes=np.argsort(tables[index]))
 
-    return _shared_stream(cut, "permuted labels", make, tasks, scenario, seed)
+    return shared_stream(cut, "permuted labels", make, tasks, scenario, seed)
 
 
 def label_permutations(tasks: int, classes: int, seed: int) -> np.ndarray:
@@ -164,9 +165,9 @@ def attributes(
         column = columns[index]
         name = data.classes[column]
         three = [part.with_labels(part.labels[:, column]) for part in cut.three()]
-        return _shared_task(cut, index, three, scenario, classes=(0, 1), names=(f"not {name}", name), name=name)
+        return shared_task(cut, index, three, scenario, classes=(0, 1), names=(f"not {name}", name), name=name)
 
-    return _shared_stream(cut, "attributes", make, tasks, scenario, seed, width=2)
+    return shared_stream(cut, "attributes", make, tasks, scenario, seed, width=2)
 
 
 def shards(
@@ -203,9 +204,9 @@ def shards(
 
     def make(index: int) -> Task:
         three = [part.subset(home == index) for part, home in zip(cut.three(), dealt)]
-        return _shared_task(cut, index, three, scenario)
+        return shared_task(cut, index, three, scenario)
 
-    return _shared_stream(cut, "shards", make, tasks, scenario, seed)
+    return shared_stream(cut, "shards", make, tasks, scenario, seed)
 
 
 def chain(
@@ -232,7 +233,7 @@ def chain(
         inner = seeds.derive(seed, "chain", number)
         streams.append(class_split(one, seed=inner, classes_per_task=width, tasks=1, view=seen, **parts))
     sizes = [stream.heads[0] for stream in streams]
-    heads = _heads(sizes, scenario)
+    heads = own_heads(sizes, scenario)
     starts = np.cumsum([0, *sizes]).tolist()
 
     def make(index: int) -> Task:
@@ -254,19 +255,6 @@ def chain(
 
     name = "chain of " + ", ".join(one.name for one in sets)
     return Stream(name, make, len(sets), scenario=scenario, heads=heads, shape=streams[0].shape, seed=seed)
-
-
-def _heads(sizes: list[int], scenario: Scenario) -> list[int]:
-    """Outputs of each head, for tasks with classes of their own."""
-    if scenario == "task":
-        return sizes
-    if scenario == "class":
-        return [sum(sizes)]
-    if scenario != "domain":
-        raise ValueError(f"scenario={scenario!r}: choose one of {', '.join(get_args(Scenario))}")
-    if len(set(sizes)) > 1:
-        raise ValueError(f'scenario="domain": one head needs as many classes in each task, not {sizes}')
-    return sizes[:1]
 
 
 def _relabelled(part: Examples, table: np.ndarray) -> Examples:
@@ -292,81 +280,3 @@ def _groups_of(data: DataSet, part: Examples) -> np.ndarray:
         if split is not None and split.images is part.source:
             return np.asarray(split.groups)[part.rows]
     raise AssertionError("examples come from one of the data set's splits")
-
-
-def _task(
-    cut: Parts,
-    index: int,
-    three: Sequence[Examples],
-    classes: Sequence[int] | np.ndarray,
-    labels: tuple[int, ...],
-    scenario: Scenario,
-    *,
-    names: Sequence[str] | None = None,
-    name: str | None = None,
-    online: bool = False,
-) -> Task:
-    ids = tuple(int(c) for c in classes)
-    train, valid, test = (part.with_key(index) for part in three)
-    return Task(
-        index=index,
-        name=name or f"{cut.name} {index + 1}",
-        train=train,
-        valid=valid,
-        test=test,
-        classes=ids,
-        class_names=tuple(names or (cut.classes[c] for c in ids)),
-        labels=labels,
-        head=index if scenario == "task" else 0,
-        scenario=scenario,
-        online=online,
-    )
-
-
-def _shared_task(
-    cut: Parts,
-    index: int,
-    three: Sequence[Examples],
-    scenario: Scenario,
-    *,
-    classes: Sequence[int] | np.ndarray | None = None,
-    names: Sequence[str] | None = None,
-    name: str | None = None,
-    online: bool = False,
-) -> Task:
-    """A task of a stream whose tasks all have the same classes."""
-    ids = range(len(cut.classes)) if classes is None else classes
-    labels = tuple(range(len(ids)))
-    return _task(cut, index, three, ids, labels, scenario, names=names, name=name, online=online)
-
-
-def _stream(
-    cut: Parts,
-    word: str,
-    make: Callable[[int], Task],
-    tasks: int,
-    scenario: Scenario,
-    heads: Sequence[int],
-    seed: int,
-    **more: Any,
-) -> Stream:
-    name = f"{cut.name}, {word}"
-    return Stream(name, make, tasks, scenario=scenario, heads=heads, shape=cut.train.shape, seed=seed, **more)
-
-
-def _shared_stream(
-    cut: Parts,
-    word: str,
-    make: Callable[[int], Task],
-    tasks: int,
-    scenario: Scenario,
-    seed: int,
-    *,
-    width: int | None = None,
-    **more: Any,
-) -> Stream:
-    if scenario == "class":
-        raise ValueError('scenario="class": all tasks have the same classes here; choose "task" or "domain"')
-    outputs = width or len(cut.classes)
-    heads = [outputs] * (tasks if scenario == "task" else 1)
-    return _stream(cut, word, make, tasks, scenario, heads, seed, **more)

@@ -12,7 +12,8 @@ import numpy as np
 
 from drcl.lab.common import seeds
 from drcl.lab.data.base import DataSet
-from drcl.lab.streams.builders import _shared_stream, _shared_task, label_permutations
+from drcl.lab.streams.assembly import shared_stream, shared_task
+from drcl.lab.streams.builders import label_permutations
 from drcl.lab.streams.parts import split_parts
 from drcl.lab.streams.task import Scenario, Stream, Task
 
@@ -50,9 +51,9 @@ def online(
         else:
             order = seeds.permutation(pixels, seed, "inputs", index)
             three = [part.with_view(replace(part.view, permutation=order)) for part in three]
-        return _shared_task(cut, index, three, scenario, classes=classes, online=True)
+        return shared_task(cut, index, three, scenario, classes=classes, online=True)
 
-    return _shared_stream(cut, f"online, {permute} permuted", make, tasks, scenario, seed, online=True)
+    return shared_stream(cut, f"online, {permute} permuted", make, tasks, scenario, seed, online=True)
 
 
 def draws(available: int, wanted: int, seed: int, task: int) -> np.ndarray:

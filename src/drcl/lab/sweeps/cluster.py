@@ -2,7 +2,7 @@
 
 On a cluster that was started elsewhere a run is carried out in a temporary folder of its machine and its results are
 sent back, unless the folder is shared by all machines; then a run that was stopped goes on where it stopped. The code
-of this very package is sent along; what it depends on has to be installed there.
+of this very package and plugins that are files are sent along; whatever else they need has to be installed there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import drcl
+from drcl.lab.common.plugins import sources, supply
 from drcl.lab.common.words import reason
 from drcl.lab.sweeps.sweep import Backend, Job, Tell, Update
 from drcl.lab.sweeps.workers import THREADS, cores, perform, threads_for, throttled
@@ -51,8 +53,6 @@ def on_ray(address: str, *, shared: bool = False, at_once: int | None = None) ->
                 **common,
             )
         else:
-            import drcl
-
             ray.init(address=address, runtime_env={**environment, "py_modules": [drcl]}, **common)
     except Exception as error:
         raise ClusterError(f"the Ray cluster {address} cannot be used: {reason(error)}") from error
@@ -76,7 +76,8 @@ def _drive(waiting: Sequence[tuple[int, Job]], tell: Tell, here: bool, threads: 
     work: Any = ray.remote(num_cpus=threads, max_retries=2)(_work)
     absolute = {index: job.directory.resolve() for index, job in waiting}
     pending = {
-        work.remote(index, job, str(absolute[index]) if here else None, mailbox): index for index, job in waiting
+        work.remote(index, job, str(absolute[index]) if here else None, mailbox, sources(job.config.plugins)): index
+        for index, job in waiting
     }
 
     def read_mail() -> None:
@@ -125,9 +126,12 @@ class _Mailbox:
         return letters
 
 
-def _work(index: int, job: Job, directory: str | None, mailbox: Any) -> tuple[str, bytes | None]:
+def _work(
+    index: int, job: Job, directory: str | None, mailbox: Any, plugin_files: dict[str, bytes]
+) -> tuple[str, bytes | None]:
     """Carry out one job; returns why it failed ("" if it did not) and its files, if they have to travel."""
     mailbox.put.remote(index, "started")
+    supply(plugin_files)
     place = Path(directory) if directory else Path(tempfile.mkdtemp(prefix="drcl-"))
     failed = ""
     try:

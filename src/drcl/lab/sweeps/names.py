@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.config import RunConfig
 
 
 def labels(configs: Sequence[RunConfig]) -> list[str]:

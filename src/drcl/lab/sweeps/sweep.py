@@ -2,6 +2,7 @@
 
 A sweep file is TOML::
 
+    plugins = ["mine.py"]         # where to find names that drcl does not know; may be left out
     benchmarks = ["digits-permuted", "digits-split"]
     methods = ["sgd", "ewc", "drcl"]
     seeds = [0, 1, 2]             # or a number: seeds = 3
@@ -19,7 +20,7 @@ A sweep file is TOML::
     batch = [32, 64]
 
     [grid.ewc]                    # ... and for one method; several keys make all their combinations
-    strength = [1.0, 10.0, 100.0]
+    lam = [1.0, 10.0, 100.0]
 
 Every run has its own directory, named after what it is. A finished one is not run again, a stopped one goes on.
 """
@@ -31,15 +32,13 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drcl.lab.common.options import nearest
+from drcl.lab.runs.config import RunConfig, loaded
 from drcl.lab.runs.read import Run
 
-if TYPE_CHECKING:
-    from drcl.lab.runs.config import RunConfig
-
-KEYS = ("benchmarks", "methods", "seeds", "options", "benchmark", "method", "grid")
+KEYS = ("plugins", "benchmarks", "methods", "seeds", "options", "benchmark", "method", "grid")
 
 
 class SweepError(ValueError):
@@ -83,26 +82,26 @@ Tell = Callable[[Update], None]
 Backend = Callable[[Sequence[tuple[int, Job]], Tell], None]
 
 
-def read(path: str | Path) -> list[RunConfig]:
-    """The runs a sweep file asks for, each checked before the first one starts."""
+def read(path: str | Path, plugins: Sequence[str] = ()) -> list[RunConfig]:
+    """The runs a sweep file asks for, each checked before the first one starts. `plugins` are loaded beside its own."""
     path = Path(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as wrong:
         raise SweepError(f"{path} is not valid TOML: {wrong}") from None
     try:
-        return plan(table)
+        return plan(table, plugins, path)
     except (ValueError, TypeError) as wrong:
         raise SweepError(f"{path}: {wrong}") from None
 
 
-def plan(table: Mapping[str, Any]) -> list[RunConfig]:
-    """The runs of a sweep as a table: seeds innermost, so that the first results are comparable early."""
-    from drcl.lab.runs.config import RunConfig
-
+def plan(table: Mapping[str, Any], plugins: Sequence[str] = (), file: Path | None = None) -> list[RunConfig]:
+    """The runs of a sweep as a table: seeds innermost, so that the first results are comparable early. Its own plugins
+    may lie beside the `file` it was read from."""
     for key in table:
         if key not in KEYS:
             raise SweepError(f"{key!r} is not a key of a sweep: {nearest(key, KEYS)}")
+    plugins = (*loaded(plugins), *loaded(table.get("plugins", []), file))
     benchmarks, methods = _names(table, "benchmarks"), _names(table, "methods")
     seeds = _seeds(table.get("seeds", [0]))
     common, grid = _table(table, "options"), _table(table, "grid")
@@ -115,7 +114,7 @@ def plan(table: Mapping[str, Any]) -> list[RunConfig]:
     for benchmark, seed, method in itertools.product(benchmarks, seeds, methods):
         fixed = {**common, **of_benchmark.get(benchmark, {}), **of_method.get(method, {})}
         for point in _points({**for_all, **grid.get(method, {})}):
-            config = RunConfig.make(benchmark, method, seed, {**fixed, **point})
+            config = RunConfig.make(benchmark, method, seed, {**fixed, **point}, plugins)
             planned.setdefault(config.name, config)
     return list(planned.values())
 

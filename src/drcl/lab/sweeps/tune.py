@@ -19,7 +19,7 @@ import tomli_w
 from drcl.lab import benchmarks, methods
 from drcl.lab.common import options
 from drcl.lab.methods import Knob
-from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.config import RunConfig, loaded
 from drcl.lab.runs.read import Run
 from drcl.lab.sweeps import sweep
 
@@ -112,8 +112,10 @@ class Tuning:
     options: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     data_root: Path | None = None
+    plugins: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "plugins", loaded(self.plugins))
         there = benchmarks.get(self.benchmark).tasks
         if not 1 <= self.tasks <= there:
             raise ValueError(f"tasks={self.tasks}: {self.benchmark} has {there}; give 1 to {there}")
@@ -122,7 +124,7 @@ class Tuning:
                 raise ValueError(f"{key!r} is an option of a method that is not tuned here")
         for method in self.methods:
             search = self.search(method)
-            RunConfig.make(self.benchmark, method, self.seed, self.options_of(method))  # not the range's fault
+            self._run(method, self.options_of(method))  # not the range's fault
             for end in (search.low, search.high):
                 try:
                     self.config(method, end)
@@ -160,12 +162,15 @@ class Tuning:
     def config(self, method: str, value: float) -> RunConfig:
         """The trial run: first tasks only, scored on validation data, which is held out if there is none."""
         own = self.options_of(method)
-        made = RunConfig.make(self.benchmark, method, self.seed, own).make_benchmark()
+        made = self._run(method, own).make_benchmark()
         trial: dict[str, Any] = {"benchmark.tasks": self.tasks, "training.evaluate_on": "valid"}
         if made.valid == 0:
             trial["benchmark.valid"] = HELD_OUT
         chosen = {f"method.{self.key(method)}": value}
-        return RunConfig.make(self.benchmark, method, self.seed, {**own, **trial, **chosen})
+        return self._run(method, {**own, **trial, **chosen})
+
+    def _run(self, method: str, options: Mapping[str, Any]) -> RunConfig:
+        return RunConfig.make(self.benchmark, method, self.seed, options, self.plugins)
 
     def options_of(self, method: str) -> dict[str, Any]:
         """The options of one method's runs: those for all, and those given as ``method.key`` for it alone."""
@@ -227,15 +232,12 @@ class Tuning:
         told = f"# {self.budget} trials a method on the validation data of the first {self.tasks} tasks of "
         told += f"{self.benchmark}, seed {self.seed}; all of them are in trials.csv\n\n"
         chosen = {
-            method: RunConfig.make(
-                self.benchmark,
-                method,
-                self.seed,
-                {**self.options_of(method), f"method.{trial.key}": trial.value},
-            )
+            method: self._run(method, {**self.options_of(method), f"method.{trial.key}": trial.value})
             for method, trial in best.items()
         }
+        outside = {"plugins": list(self.plugins)} if self.plugins else {}
         plan = {
+            **outside,
             "benchmarks": [self.benchmark],
             "methods": list(best),
             "seeds": [self.seed],
@@ -244,7 +246,7 @@ class Tuning:
         }
         (self.out / "tuned.toml").write_text(told + tomli_w.dumps(plan), encoding="utf-8")
         for method, config in chosen.items():
-            content: dict[str, Any] = {"benchmark": config.benchmark, "method": method, "seed": config.seed}
+            content: dict[str, Any] = {"benchmark": config.benchmark, "method": method, "seed": config.seed, **outside}
             for name in ("benchmark_options", "method_options", "training"):
                 if getattr(config, name):
                     content[name] = getattr(config, name)

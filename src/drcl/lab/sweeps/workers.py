@@ -21,7 +21,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+import torch
+
 from drcl.lab.common.words import reason
+from drcl.lab.runs.execute import execute
 from drcl.lab.sweeps.sweep import Backend, Job, Tell, Update
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -44,8 +47,6 @@ def threads_for(workers: int, available: int | None = None) -> int:
 def perform(job: Job, progress: Callable[[Any], None]) -> None:
     """Run one job. Its warnings go into ``notes.txt`` beside its results, a traceback into ``error.txt``: with many
     runs at a time there is no place for them on the screen."""
-    from drcl.lab.runs.execute import execute
-
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         try:
@@ -188,8 +189,6 @@ def _work(job: Job, pipe: Connection, threads: int) -> None:
     # Ctrl-C reaches the whole group of processes; the parent alone decides what to do about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _leave_with_parent()
-    import torch
-
     torch.set_num_threads(threads)
     try:
         perform(job, throttled(lambda event: pipe.send(("event", event))))

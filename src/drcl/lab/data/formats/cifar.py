@@ -11,6 +11,7 @@ from drcl.lab.data.errors import DataError
 from drcl.lab.data.files import read_bytes
 
 PIXELS = 3 * 32 * 32
+LARGEST = 1 << 30  # bytes; the official files have at most 154 million
 
 PICKLED = (
     "it is the pickled version, and opening a pickle can run code hidden in it; "
@@ -23,13 +24,13 @@ def read_batches(paths: Sequence[Path], label_bytes: int) -> tuple[np.ndarray, n
     row = label_bytes + PIXELS
     tables = []
     for path in paths:
-        content = read_bytes(path)
+        content = read_bytes(path, LARGEST)
         if content[:1] == b"\x80" and len(content) % row:
             raise DataError(f"{path} is not read: {PICKLED}.")
         if not content or len(content) % row:
             raise DataError(
                 f"{path} has {len(content):,} bytes, which is not a whole number of {row:,}-byte rows; "
-                "it is truncated or not a CIFAR binary batch."
+                "it is truncated or not a CIFAR binary batch. Get it again."
             )
         tables.append(np.frombuffer(content, np.uint8).reshape(-1, row))
     labels = np.concatenate([table[:, :label_bytes] for table in tables])
@@ -40,5 +41,5 @@ def read_batches(paths: Sequence[Path], label_bytes: int) -> tuple[np.ndarray, n
 def check_labels(labels: np.ndarray, classes: int, where: Path) -> np.ndarray:
     """The labels as int64, or an error if one is not below ``classes``."""
     if len(labels) and labels.max() >= classes:
-        raise DataError(f"{where} has label {labels.max()}, this set's labels are 0 to {classes - 1}.")
+        raise DataError(f"{where} has label {labels.max()}, this set's labels are 0 to {classes - 1}; get it again.")
     return labels.astype(np.int64)

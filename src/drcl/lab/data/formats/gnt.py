@@ -11,12 +11,16 @@ import numpy as np
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.files import read_bytes
 
+LARGEST = 1 << 30  # bytes; a writer's file has about ten million
+LARGEST_SIDE = 2048  # pixels; most characters have fewer than a hundred
 HEADER = struct.Struct("<I2sHH")  # record size, GB code (as its two bytes), width, height
 
 
 def read_gnt(path: Path) -> Iterator[tuple[bytes, np.ndarray]]:
     """The GB code and the grey image [H, W] (white 255 background) of each record."""
-    content = memoryview(read_bytes(path))
+    content = memoryview(read_bytes(path, LARGEST))
+    if not content:
+        raise DataError(f"{path} is empty; get it again.")
     at = 0
     while at < len(content):
         if len(content) - at < HEADER.size:
@@ -27,6 +31,8 @@ def read_gnt(path: Path) -> Iterator[tuple[bytes, np.ndarray]]:
                 f"{path}, byte {at:,}: a record of {size:,} bytes cannot hold {width}x{height} pixels; "
                 "it is not a .gnt file or is damaged."
             )
+        if max(width, height) > LARGEST_SIDE:
+            raise DataError(f"{path}, byte {at:,}: no character has {width}x{height} pixels; it is damaged.")
         if at + size > len(content):
             raise DataError(f"{path} ends inside the record at byte {at:,}; it is truncated.")
         pixels = np.frombuffer(content, np.uint8, width * height, at + HEADER.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from drcl.lab.data.errors import DataError
 from drcl.lab.data.files import read_bytes
 
 UNSIGNED_BYTE = 0x08
+SIDE = 28  # pixels, in every data set that comes in this format
+LARGEST = 1 << 30  # bytes; EMNIST's largest file has 547 million
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """The uint8 array of an IDX file with this number of dimensions (3 for images, 1 for labels)."""
-    content = read_bytes(path)
+    content = read_bytes(path, LARGEST)
     header = 4 + 4 * dimensions
     if len(content) < header:
         raise DataError(f"{path} is {len(content)} bytes, shorter than an IDX header ({header}); fetch it again.")
@@ -26,17 +29,18 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         seen = f"{kinds[magic]}" if magic in kinds else "something else"
         raise DataError(
             f"{path} starts with magic number 0x{magic:08x} ({seen}); "
-            f"IDX {kinds[expected]} start with 0x{expected:08x}."
+            f"IDX {kinds[expected]} start with 0x{expected:08x}. Get the right file."
         )
     shape = struct.unpack(f">{dimensions}I", content[4:header])
-    size = int(np.prod(shape, dtype=object))
+    size = math.prod(shape)
+    if not size:
+        raise DataError(f"{path} announces {'x'.join(map(str, shape))} values, that is none; fetch it again.")
     if len(content) - header != size:
         raise DataError(
             f"{path} announces {'x'.join(map(str, shape))} = {size:,} values but holds "
             f"{len(content) - header:,}; it is truncated or damaged, fetch it again."
         )
-    # Copied because torch wants writable memory.
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def read_pair(images: Path, labels: Path, classes: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +51,11 @@ def read_pair(images: Path, labels: Path, classes: int, first: int = 0) -> tuple
         raise DataError(
             f"{images} has {len(x):,} images but {labels} has {len(y):,} labels; they do not belong together."
         )
-    if len(y) and not (y.min() >= 0 and y.max() < classes):
+    if x.shape[1:] != (SIDE, SIDE):
+        raise DataError(
+            f"{images} has images of {x.shape[2]}x{x.shape[1]}; this set's are {SIDE}x{SIDE}, get it again."
+        )
+    if not (y.min() >= 0 and y.max() < classes):
         low, high = int(y.min()) + first, int(y.max()) + first
         raise DataError(f"{labels} has labels {low} to {high}; this set's labels are {first} to {first + classes - 1}.")
     return x[:, None], y

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drcl.lab.data.errors import DataError
-from drcl.lab.data.files import read_bytes
+from drcl.lab.data.files import read_json
 from drcl.lab.data.folder import places
+from drcl.lab.data.guard import short
 
 PARTS = ("train", "test")
+LARGEST = 4 << 30  # bytes of one file
+MOST_LABELS = 1 << 31
 
 
 @dataclass
@@ -41,22 +43,35 @@ def read_leaf(paths: list[Path]) -> Rows:
     """All samples of these files, users in the files' order."""
     rows = Rows([], [], [])
     for path in paths:
-        try:
-            content = json.loads(read_bytes(path))
-        except (json.JSONDecodeError, UnicodeDecodeError) as broken:
-            raise DataError(f"{path} is not JSON ({broken}); it may be truncated.") from broken
+        content = read_json(path, LARGEST)
         if not isinstance(content, dict) or not {"users", "user_data"} <= content.keys():
             raise DataError(f"{path} has no users and user_data; it is not a LEAF file.")
-        for user in content["users"]:
-            samples = content["user_data"].get(user)
-            if samples is None:
-                raise DataError(f"{path} lists the user {user!r} but has no data of theirs.")
-            x, y = samples.get("x", []), samples.get("y", [])
-            if len(x) != len(y):
-                raise DataError(f"{path}: user {user!r} has {len(x)} inputs but {len(y)} labels.")
+        users, data = content["users"], content["user_data"]
+        if not isinstance(users, list) or not isinstance(data, dict) or not all(isinstance(u, str) for u in users):
+            raise DataError(f"{path}: users must be a list of names and user_data a table; it is not a LEAF file.")
+        for user in users:
+            x, y = _samples(path, user, data.get(user))
             rows.x += x
             rows.y += y
             rows.user += [user] * len(y)
+        counts = content.get("num_samples")
+        if counts is not None and counts != [len(data[user]["y"]) for user in users]:
+            raise DataError(f"{path}: num_samples does not agree with the samples there are; get it again.")
     if not rows.y:
         raise DataError(f"{', '.join(map(str, paths))}: there are no samples.")
     return rows
+
+
+def _samples(path: Path, user: str, samples: Any) -> tuple[list[Any], list[int]]:
+    who = f"{path}: user {short(user)!r}"
+    if samples is None:
+        raise DataError(f"{path} lists the user {short(user)!r} but has no data of theirs.")
+    x, y = (samples.get("x", []), samples.get("y", [])) if isinstance(samples, dict) else (None, None)
+    if not isinstance(x, list) or not isinstance(y, list):
+        raise DataError(f"{who} has data that are no lists x and y; it is not a LEAF file.")
+    if len(x) != len(y):
+        raise DataError(f"{who} has {len(x)} inputs but {len(y)} labels.")
+    wrong = next((label for label in y if type(label) is not int or not 0 <= label < MOST_LABELS), None)
+    if wrong is not None:
+        raise DataError(f"{who} has the label {short(repr(wrong))}; labels are whole numbers from 0. Get it again.")
+    return x, y

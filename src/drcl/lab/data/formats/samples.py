@@ -6,22 +6,29 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from drcl.lab.data.base import Split
+from drcl.lab.data.decoding import check_pixels, in_mode
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.formats.arrays import CHANNELS, as_bytes, as_labels
+from drcl.lab.data.guard import reading
 
 
 def as_picture(image: Any, what: str) -> np.ndarray:
     """uint8 [C, H, W] from a PIL image, [H, W], [C, H, W] or, for arrays and PIL images, [H, W, C]."""
     is_tensor = hasattr(image, "detach")
     if is_tensor:
-        pixels = image.detach().cpu().numpy()
-    elif hasattr(image, "convert"):  # a PIL image, without importing PIL for those who have none
-        mode = "L" if image.mode in ("1", "L", "LA", "I", "I;16", "F") else "RGB"
-        pixels = np.asarray(image.convert(mode))
+        with reading(what, "is not a picture that can be read", "give uint8 tensors, or floats in 0..1"):
+            pixels = image.detach().cpu().numpy()
+    elif isinstance(image, Image.Image):
+        check_pixels(*image.size, what)
+        grey = image.mode in ("1", "L", "LA", "I", "F") or image.mode.startswith("I;16")
+        with reading(what, "is not a readable picture"):
+            pixels = np.asarray(in_mode(image, "L" if grey else "RGB", what))
     else:
-        pixels = np.asarray(image)
+        with reading(what, "is not a picture that can be read", "give an array, a tensor or a PIL image"):
+            pixels = np.asarray(image)
     if pixels.ndim == 2:
         pixels = pixels[None]
     elif pixels.ndim == 3:
@@ -45,7 +52,10 @@ def as_split(samples: Iterable[tuple[Any, Any]], what: str) -> Split:
                 "resize them to one in the data set's transform."
             )
         images.append(pixels)
-        labels.append(np.asarray(label))
+        with reading(f"{what}, sample {number}", "has no label that can be read", "give whole numbers"):
+            labels.append(np.asarray(label))
     if not images:
         raise DataError(f"{what} has no samples.")
+    if len({label.shape for label in labels}) > 1:
+        raise DataError(f"{what} has labels of different shapes; wanted one whole number an image, or its attributes.")
     return Split(np.stack(images), as_labels(np.stack(labels), len(images), f"{what}'s labels"))

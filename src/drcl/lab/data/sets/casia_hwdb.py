@@ -73,6 +73,7 @@ def casia_hwdb(
             root,
             f"casia-hwdb {version} {part} index",
             fingerprint(paths, form),
+            ("code", "writer"),
         )
         for part, paths in files.items()
     }

@@ -8,8 +8,9 @@ import numpy as np
 
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
-from drcl.lab.data.files import read_lines
+from drcl.lab.data.files import inside, read_lines, there, whole_number
 from drcl.lab.data.folder import find, need, places
+from drcl.lab.data.guard import short
 from drcl.lab.data.images import read_images
 from drcl.lab.data.registry import data_set
 
@@ -53,10 +54,17 @@ def celeba(root: Path, size: int | None = 64, fit: str = "crop", budget: int | N
     them whole. Groups are the celebrities where ``identity_CelebA.txt`` is there.
     """
     folders = places(root, "celeba", *LAYOUTS)
-    attributes, names, labels = _attributes(need(folders, "celeba", "list_attr_celeba.txt"))
+    listed = need(folders, "celeba", "list_attr_celeba.txt")
+    attributes, names, labels = _attributes(listed)
     part_of = _column(need(folders, "celeba", "list_eval_partition.txt"))
+    apart = next((name for name in names if part_of.get(name, -1) not in range(len(PARTS))), None)
+    if apart is not None:
+        raise DataError(f"list_eval_partition.txt does not put {short(apart)} into part 0, 1 or 2; get it again.")
     identity = find(folders, "identity_CelebA.txt")
     person_of = _column(identity) if identity is not None else None
+    unknown = next((name for name in names if person_of is not None and name not in person_of), None)
+    if unknown is not None:
+        raise DataError(f"{identity} does not say who is on {short(unknown)}; get it again.")
     home = _images(root)
     assert home is not None
     splits = {}
@@ -64,31 +72,31 @@ def celeba(root: Path, size: int | None = 64, fit: str = "crop", budget: int | N
         rows = [row for row, name in enumerate(names) if part_of.get(name) == number]
         if not rows:
             raise DataError(f"list_eval_partition.txt puts no listed picture into {part} ({number}).")
-        paths = [home / names[row] for row in rows]
-        absent = next((path for path in paths if not path.is_file()), None)
+        paths = [inside(home, names[row], listed) for row in rows]
+        absent = next((path for path in paths if not there(path)), None)
         if absent is not None:
-            raise DataError(f"{absent} is in the attribute list but not in the folder; unpack the images again.")
+            raise DataError(
+                f"{short(str(absent), 300)} is in the attribute list but not in the folder; unpack the images again."
+            )
         images = read_images(paths, root, f"celeba {part}", size=size, fit=fit, budget=budget)
-        groups = None
-        if person_of is not None:
-            groups = np.array([person_of.get(names[row], -1) for row in rows], np.int64)
+        groups = np.array([person_of[names[row]] for row in rows], np.int64) if person_of is not None else None
         splits[part] = Split(images, labels[rows], groups)
     return DataSet("celeba", splits["train"], splits["test"], attributes, valid=splits["valid"])
 
 
 def _attributes(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
     lines = read_lines(path)
-    if len(lines) < 3 or not lines[0].isdigit():
-        raise DataError(f"{path} should start with the number of pictures and a line of attribute names.")
+    if len(lines) < 3 or whole_number(lines[0]) is None:
+        raise DataError(f"{path} should start with the number of pictures and a line of attribute names; get it again.")
     attributes = tuple(lines[1].split())
     names, rows = [], []
     for number, line in enumerate(lines[2:], 3):
         name, *values = line.split()
         if len(values) != len(attributes) or not set(values) <= {"1", "-1"}:
-            raise DataError(f"{path}, line {number}: wanted {len(attributes)} values of 1 or -1 for {name}.")
+            raise DataError(f"{path}, line {number}: wanted {len(attributes)} values of 1 or -1 for {short(name)}.")
         names.append(name)
         rows.append([value == "1" for value in values])
-    if len(names) != int(lines[0]):
+    if len(names) != whole_number(lines[0]):
         raise DataError(f"{path} announces {lines[0]} pictures but lists {len(names):,}; it is truncated.")
     return attributes, names, np.array(rows, np.int64)
 
@@ -97,7 +105,8 @@ def _column(path: Path) -> dict[str, int]:
     table = {}
     for number, line in enumerate(read_lines(path), 1):
         fields = line.split()
-        if len(fields) != 2 or not fields[1].isdigit():
-            raise DataError(f"{path}, line {number}: {line!r} is not a picture name and a number.")
-        table[fields[0]] = int(fields[1])
+        value = whole_number(fields[1]) if len(fields) == 2 else None
+        if value is None:
+            raise DataError(f"{path}, line {number}: {short(line)!r} is not a picture name and a number.")
+        table[fields[0]] = value
     return table

@@ -7,7 +7,7 @@ from pathlib import Path
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.files import read_lines
-from drcl.lab.data.folder import data_folder, find, need, places
+from drcl.lab.data.folder import find, need, places
 from drcl.lab.data.formats.cifar import PICKLED, check_labels, read_batches
 from drcl.lab.data.registry import data_set
 from drcl.lab.data.sources import Download
@@ -72,18 +72,9 @@ def cifar100(root: Path, labels: str = "fine") -> DataSet:
     for file in ("train.bin", "test.bin"):
         path = need(folders, "cifar100", file)
         images, both = read_batches([path], label_bytes=2)
-        splits.append(Split(images, check_labels(both[:, column], SIZES[labels], path)))
+        levels = [check_labels(both[:, i], count, path) for i, count in enumerate(SIZES.values())]
+        splits.append(Split(images, levels[column]))
     return DataSet("cifar100", splits[0], splits[1], _names(folders, labels))
-
-
-def superclass(root: str | Path | None = None) -> tuple[int, ...]:
-    """The coarse class of each of the 100 fine classes, read from the labels themselves."""
-    path = need(places(data_folder(root), "cifar100", LAYOUT), "cifar100", "train.bin")
-    _, both = read_batches([path], label_bytes=2)
-    pairs = {(int(fine), int(coarse)) for coarse, fine in both}
-    if len(pairs) != len({fine for fine, _ in pairs}):
-        raise DataError(f"{path} puts one fine class into two coarse ones; it is not CIFAR-100.")
-    return tuple(coarse for _, coarse in sorted(pairs))
 
 
 def _names(folders: list[Path], labels: str) -> tuple[str, ...]:

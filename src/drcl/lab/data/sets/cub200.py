@@ -8,8 +8,9 @@ import numpy as np
 
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
-from drcl.lab.data.files import read_lines
+from drcl.lab.data.files import inside, read_lines, there, whole_number
 from drcl.lab.data.folder import places
+from drcl.lab.data.guard import short
 from drcl.lab.data.images import read_images
 from drcl.lab.data.registry import data_set
 from drcl.lab.data.sources import Download
@@ -54,6 +55,9 @@ def cub200(root: Path, size: int = 64, fit: str = "squash", budget: int | None =
     is_train = _table(home / "train_test_split.txt")
     if not files.keys() == label_of.keys() == is_train.keys():
         raise DataError(f"the tables of {home} do not list the same pictures: {', '.join(TABLES[:3])}.")
+    wrong = next((number for number, flag in is_train.items() if flag not in ("0", "1")), None)
+    if wrong is not None:
+        raise DataError(f"train_test_split.txt gives picture {wrong} {short(is_train[wrong])!r}; wanted 1 or 0.")
     position = {number: label for label, number in enumerate(sorted(names, key=int))}
     splits = []
     for part, flag in (("train", "1"), ("test", "0")):
@@ -61,11 +65,15 @@ def cub200(root: Path, size: int = 64, fit: str = "squash", budget: int | None =
         paths, labels = [], []
         for number in chosen:
             if label_of[number] not in position:
-                raise DataError(f"image_class_labels.txt gives picture {number} the unknown class {label_of[number]}.")
-            paths.append(home / "images" / files[number])
+                raise DataError(
+                    f"image_class_labels.txt gives picture {number} the unknown class {short(label_of[number])}."
+                )
+            paths.append(inside(home / "images", files[number], home / "images.txt"))
             labels.append(position[label_of[number]])
-            if not paths[-1].is_file():
-                raise DataError(f"{paths[-1]} is in images.txt but not in the folder; unpack {ARCHIVE} again.")
+            if not there(paths[-1]):
+                raise DataError(
+                    f"{short(str(paths[-1]), 300)} is in images.txt but not in the folder; unpack {ARCHIVE} again."
+                )
         images = read_images(paths, root, f"cub200 {part}", size=size, fit=fit, budget=budget)
         splits.append(Split(images, np.array(labels, np.int64)))
     classes = tuple(names[number].split(".", 1)[-1].replace("_", " ") for number in sorted(names, key=int))
@@ -77,7 +85,7 @@ def _table(path: Path) -> dict[str, str]:
     rows = {}
     for line_number, line in enumerate(read_lines(path), 1):
         number, _, value = line.partition(" ")
-        if not number.isdigit() or not value:
-            raise DataError(f"{path}, line {line_number}: {line!r} is not a number and a value.")
+        if whole_number(number) is None or not value:
+            raise DataError(f"{path}, line {line_number}: {short(line)!r} is not a number and a value.")
         rows[number] = value.strip()
     return rows

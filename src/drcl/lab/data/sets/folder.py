@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from drcl.lab.data.base import DataSet, Split
+from drcl.lab.data.decoding import MODES
 from drcl.lab.data.errors import DataError, MissingData
-from drcl.lab.data.images import MODES, pictures, read_images
+from drcl.lab.data.folder import user_path
+from drcl.lab.data.images import pictures, read_images
 from drcl.lab.data.registry import data_set
 
 TEST_NAMES = ("test", "val", "valid")
@@ -29,7 +31,7 @@ def folder(
     With ``train``, ``valid`` (or ``val``) and ``test`` all three are read. ``size`` may be left out when all
     pictures have one size; ``fit="crop"`` takes the central square, ``"squash"`` the whole picture.
     """
-    home = Path(path).expanduser()
+    home = user_path(path, "path")
     if not home.exists() and not home.is_absolute():
         home = root / home
     if not home.is_dir():

@@ -10,12 +10,14 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from drcl.lab.data.base import DataSet, Split
+from drcl.lab.data.decoding import check_size
 from drcl.lab.data.errors import DataError
-from drcl.lab.data.files import read_bytes
+from drcl.lab.data.files import read_bytes, read_json
 from drcl.lab.data.folder import find, places
 from drcl.lab.data.formats import handwriting
 from drcl.lab.data.images import stack
@@ -25,6 +27,9 @@ from drcl.lab.data.sources import Download, Npm
 FILE = "medians.json"
 RELEASE = "hanzi-writer-data-2.0.1.tar.gz"
 LICENCE = "ARPHICPL.TXT"
+LARGEST = 1 << 28  # bytes of the file
+MOST_WRITERS = 100_000
+MOST_STROKES, MOST_POINTS, FARTHEST = 200, 1000, 4096.0  # of one character; its square has sides of 1024
 
 
 def gather(folder: Path) -> None:
@@ -48,6 +53,20 @@ def order(character: str) -> tuple[int, int]:
     except UnicodeEncodeError:
         return 2, ord(character)
     return (0 if 0xB0A1 <= code <= 0xD7F9 else 1 if code >= 0xD8A1 else 2), code
+
+
+def _strokes(path: Path, character: str, medians: Any) -> list[list[list[float]]]:
+    """The strokes of a character as lists of points near its square, or an error that names it."""
+    right = isinstance(medians, list) and 0 < len(medians) <= MOST_STROKES
+    for median in medians if right else ():
+        right = right and isinstance(median, list) and 0 < len(median) <= MOST_POINTS
+        right = right and all(isinstance(point, list) and len(point) == 2 for point in median)
+        right = right and all(
+            type(value) in (int, float) and -FARTHEST <= value <= FARTHEST for point in median for value in point
+        )
+    if not right:
+        raise DataError(f"{path}: {character!r} has no strokes that can be drawn; delete it and fetch hanzi again.")
+    return medians
 
 
 @data_set(
@@ -90,28 +109,31 @@ def hanzi(
     """
     path = find(places(root, "hanzi", loose=False), FILE)
     assert path is not None
-    content = read_bytes(path)
-    try:
-        medians = json.loads(content)
-    except json.JSONDecodeError as broken:
-        raise DataError(f"{path} is not JSON ({broken}); delete it and fetch hanzi again.") from broken
+    medians = read_json(path, LARGEST)
+    if not isinstance(medians, dict) or not all(len(name) == 1 and name.isprintable() for name in medians):
+        raise DataError(f"{path} is not a table of characters; delete it and fetch hanzi again.")
     characters = sorted(medians, key=order)
     if not 1 <= classes <= len(characters):
         raise DataError(f"classes={classes!r} must be 1 to {len(characters):,}, the characters there are.")
     if not 1 <= test_writers < writers:
         raise DataError(f"test_writers={test_writers!r} must be at least 1 and below writers={writers!r}.")
-    if size < 8:
-        raise DataError(f"size={size!r} must be at least 8, or nothing can be read.")
+    if writers > MOST_WRITERS:
+        raise DataError(f"writers={writers!r} must be at most {MOST_WRITERS:,}.")
+    check_size(size, 8, 1024)  # below 8 nothing can be read
+    if seed < 0:
+        raise DataError(f"seed={seed!r} must be at least 0.")
     chosen = characters[:classes]
+    strokes = {character: _strokes(path, character, medians[character]) for character in chosen}
     hands = [handwriting.writer(seed, number) for number in range(writers)]
     split_at = writers - test_writers
-    form = f"{handwriting.VERSION}|{chosen}|{writers}|{size}|{seed}|{hashlib.sha256(content).hexdigest()}"
+    digest = hashlib.sha256(read_bytes(path, LARGEST)).hexdigest()
+    form = f"{handwriting.VERSION}|{chosen}|{writers}|{size}|{seed}|{digest}"
     splits = {}
     for part, numbers in (("train", range(split_at)), ("test", range(split_at, writers))):
 
         def rows(numbers: range = numbers) -> Iterator[np.ndarray]:
             for character in chosen:
-                lines = handwriting.centre_lines(medians[character])
+                lines = handwriting.centre_lines(strokes[character])
                 for number in numbers:
                     yield handwriting.draw(lines, ord(character), hands[number], number, seed, size)
 

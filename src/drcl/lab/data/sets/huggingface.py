@@ -40,14 +40,19 @@ def huggingface(
             train = data["train"]
         except (KeyError, TypeError) as absent:
             raise DataError("data has no split 'train'; give train= and test= instead.") from absent
-        splits = set(data.keys())
+        splits = set(data.keys()) if hasattr(data, "keys") else set()
         held_out = [one for one in ("test", "validation", "valid", "val") if one in splits]
         if not held_out:
-            raise DataError(f"data has the splits {sorted(splits)}; it needs test or validation beside train.")
+            raise DataError(
+                f"data has the splits {sorted(map(str, splits))}; it needs test or validation beside train."
+            )
         test = data[held_out[0]]
         valid = data[held_out[1]] if len(held_out) > 1 else None
     if train is None or test is None:
         raise DataError("huggingface needs data=, or both train= and test=.")
+    for part, given in (("train", train), ("test", test)):
+        if not hasattr(given, "column_names") or not hasattr(given, "__iter__"):
+            raise DataError(f"{part} is a {type(given).__name__}; wanted a datasets object with columns and rows.")
     columns = list(train.column_names)
     image = _column("image", image, IMAGE_COLUMNS, columns)
     label = _column("label", label, LABEL_COLUMNS, columns)
@@ -56,7 +61,7 @@ def huggingface(
         for row in part:
             yield row[image], row[label]
 
-    feature = getattr(train, "features", {}).get(label)
+    feature = (getattr(train, "features", None) or {}).get(label)
     parts = {split: as_split(pairs(part), split) for split, part in (("train", train), ("test", test))}
     extra = as_split(pairs(valid), "valid") if valid is not None else None
     return assembled(name, parts["train"], parts["test"], extra, getattr(feature, "names", None))

@@ -7,7 +7,6 @@ count labels from 1 in the order of ``map_clsloc.txt``, which is not that of the
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +14,10 @@ import numpy as np
 
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
-from drcl.lab.data.files import read_lines
+from drcl.lab.data.files import read_lines, whole_number
 from drcl.lab.data.folder import find, places
+from drcl.lab.data.formats.npy import read_npz
+from drcl.lab.data.guard import short
 from drcl.lab.data.images import fingerprint, pictures, read_images, stack
 from drcl.lab.data.registry import data_set
 
@@ -91,19 +92,32 @@ def _read_npz(root: Path, files: list[Path], budget: int | None) -> DataSet:
     names = tuple(str(i) for i in range(1, CLASSES + 1))
     path = find(places(root, "imagenet", *LAYOUTS), "map_clsloc.txt")
     if path is not None:
-        rows = sorted((int(line.split()[1]), line.split()[2]) for line in read_lines(path))
-        names = tuple(name for _, name in rows)
-        if len(names) != CLASSES:
-            raise DataError(f"{path} names {len(names)} classes, ImageNet has {CLASSES}.")
+        names = _class_names(path)
     return DataSet("imagenet", train, test, names)
+
+
+def _class_names(path: Path) -> tuple[str, ...]:
+    """The names in a table whose lines have a class's folder, its number from 1 and its name."""
+    names = {}
+    for line in read_lines(path):
+        fields = line.split()
+        number = whole_number(fields[1]) if len(fields) >= 3 else None
+        if number is None:
+            raise DataError(f"{path}: {short(line)!r} is not a folder, a number and a name; get it again.")
+        names[number] = fields[2]
+    if set(names) != set(range(1, CLASSES + 1)):
+        raise DataError(f"{path} names {len(names)} classes, ImageNet has {CLASSES}, numbered from 1.")
+    return tuple(names[number] for number in range(1, CLASSES + 1))
 
 
 def _release(root: Path, files: list[Path], what: str, budget: int | None) -> Split:
     labels = [_array(path, "labels") for path in files]
     for path, part in zip(files, labels, strict=True):
-        if part.ndim != 1 or not np.issubdtype(part.dtype, np.integer):
+        if part.ndim != 1 or part.dtype.kind not in "iu":
             raise DataError(f"{path} has labels {part.dtype} {part.shape}; wanted whole numbers [N].")
-        if len(part) and not (part.min() >= 1 and part.max() <= CLASSES):
+        if not len(part):
+            raise DataError(f"{path} holds no images; get it again.")
+        if not (part.min() >= 1 and part.max() <= CLASSES):
             raise DataError(f"{path} has labels {part.min()} to {part.max()}; the release counts from 1 to {CLASSES}.")
 
     def rows() -> Iterator[np.ndarray]:  # one batch in memory at a time
@@ -120,11 +134,11 @@ def _release(root: Path, files: list[Path], what: str, budget: int | None) -> Sp
 
 def _array(path: Path, key: str) -> np.ndarray:
     try:
-        with np.load(path, allow_pickle=False) as packed:
-            return packed[key]
-    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as broken:
+        return read_npz(path, (key,))[0][key]
+    except (KeyError, DataError) as broken:
+        why = f"it has no {key}" if isinstance(broken, KeyError) else broken
         raise DataError(
-            f"{path} is not a batch of the 32x32 release, with plain arrays data and labels ({broken})."
+            f"{path} is not a batch of the 32x32 release, with plain arrays data and labels: {why}"
         ) from broken
 
 
@@ -160,7 +174,7 @@ def _labelled(folder: Path, home: Path) -> list[tuple[Path, str]]:
     for line in read_lines(table)[1:]:
         match = re.match(r"(\w+),(n\d+)", line)
         if match is None:
-            raise DataError(f"{table}: {line!r} does not name a picture and its class.")
+            raise DataError(f"{table}: {short(line)!r} does not name a picture and its class.")
         name_of[match[1]] = match[2]
     found = pictures(folder)
     for path in found:

@@ -8,8 +8,10 @@ import numpy as np
 
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
+from drcl.lab.data.files import there
 from drcl.lab.data.folder import places
 from drcl.lab.data.formats import leaf
+from drcl.lab.data.guard import short
 from drcl.lab.data.images import read_images
 from drcl.lab.data.registry import data_set
 
@@ -44,10 +46,12 @@ def leaf_celeba(root: Path, size: int = 32, fit: str = "crop", budget: int | Non
     people = {user: i for i, user in enumerate(sorted({user for part in rows.values() for user in part.user}))}
     splits = {}
     for part, samples in rows.items():
-        paths = [home / Path(str(name)).name for name in samples.x]
-        absent = next((path for path in paths if not path.is_file()), None)
+        if not all(isinstance(name, str) for name in samples.x):
+            raise DataError(f"leaf-celeba {part}: an input is not the name of a picture; get it again.")
+        paths = [home / Path(name).name for name in samples.x]
+        absent = next((path for path in paths if not there(path)), None)
         if absent is not None:
-            raise DataError(f"leaf-celeba {part} names {absent.name}, which is not in {home}.")
+            raise DataError(f"leaf-celeba {part} names {short(absent.name)}, which is not in {home}.")
         labels = np.array(samples.y, np.int64)
         if not np.isin(labels, (0, 1)).all():
             raise DataError(f"leaf-celeba {part} has labels {labels.min()} to {labels.max()}; wanted 0 and 1.")

@@ -11,6 +11,7 @@ from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.formats import leaf
 from drcl.lab.data.formats.arrays import as_bytes
+from drcl.lab.data.guard import reading
 from drcl.lab.data.registry import data_set
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -33,9 +34,11 @@ def leaf_femnist(root: Path) -> DataSet:
     writers = {user: i for i, user in enumerate(sorted({user for part in rows.values() for user in part.user}))}
     splits = {}
     for part, samples in rows.items():
-        if any(len(x) != 28 * 28 for x in samples.x):
-            raise DataError(f"leaf-femnist {part}: an image does not have 784 values.")
-        images = as_bytes(np.array(samples.x, np.float64).reshape(-1, 1, 28, 28), f"leaf-femnist {part}")
+        if any(not isinstance(x, list) or len(x) != 28 * 28 for x in samples.x):
+            raise DataError(f"leaf-femnist {part}: an image does not have 784 values; get it again.")
+        with reading(f"leaf-femnist {part}", "has values that are no numbers in 0..1"):
+            values = np.array(samples.x, np.float64).reshape(-1, 1, 28, 28)
+        images = as_bytes(values, f"leaf-femnist {part}")
         labels = np.array(samples.y, np.int64)
         if not (labels.min() >= 0 and labels.max() < len(CLASSES)):
             raise DataError(f"leaf-femnist {part} has labels {labels.min()} to {labels.max()}; wanted 0 to 61.")

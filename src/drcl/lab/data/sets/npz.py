@@ -6,6 +6,8 @@ from pathlib import Path
 
 from drcl.lab.data.base import DataSet
 from drcl.lab.data.errors import MissingData
+from drcl.lab.data.files import there
+from drcl.lab.data.folder import user_path
 from drcl.lab.data.formats.arrays import read_npz
 from drcl.lab.data.registry import data_set
 
@@ -16,9 +18,9 @@ def npz(root: Path, path: str | Path, layout: str | None = None, name: str | Non
 
     A relative ``path`` that does not exist here is looked for in the data folder.
     """
-    chosen = Path(path).expanduser()
+    chosen = user_path(path, "path")
     if not chosen.exists() and not chosen.is_absolute():
         chosen = root / chosen
-    if not chosen.is_file():
+    if not there(chosen):
         raise MissingData(f"path={str(path)!r}: there is no such file, here or in {root}.")
     return read_npz(chosen, name, layout)

@@ -8,6 +8,7 @@ import numpy as np
 
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
+from drcl.lab.data.files import whole_number
 from drcl.lab.data.folder import places
 from drcl.lab.data.images import pictures, read_images
 from drcl.lab.data.registry import data_set
@@ -61,13 +62,13 @@ def omniglot(root: Path, size: int = 28, budget: int | None = None) -> DataSet:
         for folder in sorted(path for path in home.glob("*/*") if path.is_dir()):
             classes.append(f"{folder.parent.name}/{folder.name}")
             for path in pictures(folder):
-                drawer = path.stem.rpartition("_")[2]  # 0709_05.png: character 709 by drawer 5
-                if not drawer.isdigit():
-                    raise DataError(f"{path} is not named like 0001_01.png, character and drawer.")
-                train = int(drawer) <= TRAIN_DRAWERS
+                drawer = whole_number(path.stem.rpartition("_")[2])  # 0709_05.png: character 709 by drawer 5
+                if drawer is None:
+                    raise DataError(f"{path} is not named like 0001_01.png, character and drawer; take it out.")
+                train = drawer <= TRAIN_DRAWERS
                 paths[train].append(path)
                 labels[train].append(len(classes) - 1)
-                drawers[train].append(int(drawer))
+                drawers[train].append(drawer)
     splits = {}
     for train, part in ((True, "train"), (False, "test")):
         images = read_images(paths[train], root, f"omniglot {part}", channels=1, size=size, budget=budget, invert=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import urllib.parse
 from pathlib import Path
@@ -11,7 +10,9 @@ import numpy as np
 
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
+from drcl.lab.data.files import read_lines
 from drcl.lab.data.folder import places
+from drcl.lab.data.formats.npy import read_header, read_npy
 from drcl.lab.data.formats.quickdraw_names import NAMES
 from drcl.lab.data.registry import data_set
 from drcl.lab.data.sources import Download, Npm
@@ -35,14 +36,9 @@ def trim(folder: Path) -> None:
     """Give the fetched heads of the official files a header that matches their length."""
     for path in folder.glob("*.npy"):
         with path.open("rb") as file:
-            try:
-                version = np.lib.format.read_magic(file)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(file)
-            except ValueError as broken:
-                raise DataError(f"{path.name} is not a .npy file ({broken})") from broken
-            if dtype != np.uint8 or shape[1:] != (PIXELS,):
-                raise DataError(f"{path.name} holds {dtype} {shape}, not drawings of {PIXELS} bytes")
+            header = read_header(file, path.name)
+            if header.dtype != np.uint8 or header.shape[1:] != (PIXELS,) or header.columns_first:
+                raise DataError(f"{path.name} holds {header.dtype} {header.shape}, not drawings of {PIXELS} bytes")
             content = file.read()
         rows = len(content) // PIXELS
         np.save(path, np.frombuffer(content, np.uint8, rows * PIXELS).reshape(rows, PIXELS))
@@ -51,8 +47,9 @@ def trim(folder: Path) -> None:
 def from_package(folder: Path) -> None:
     """Rewrite the package's lists of grey values, one file a class, as bitmaps in the official form."""
     for path in sorted(folder.glob("*.ndjson.gz")):
-        with gzip.open(path, "rt", encoding="ascii") as lines:
-            values = np.array([json.loads(line) for line in lines if line.strip()])
+        values = np.array([json.loads(line) for line in read_lines(path)])
+        if values.ndim != 2 or values.shape[1] != PIXELS or not (values.min() >= 0 and values.max() < 1):
+            raise DataError(f"{path.name} does not hold drawings of {PIXELS} values from 0 to 1")
         # The package divided each byte by 256 and kept three decimals, enough to recover it.
         np.save(folder / f"{path.name.removesuffix('.ndjson.gz')}.npy", np.rint(values * 256).astype(np.uint8))
         path.unlink()
@@ -92,13 +89,10 @@ def quickdraw(root: Path, per_class: int = HEAD) -> DataSet:
     parts: dict[str, list[np.ndarray]] = {"train": [], "test": []}
     labels: dict[str, list[np.ndarray]] = {"train": [], "test": []}
     for label, (_, path) in enumerate(_files(root).items()):
-        try:
-            table = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as broken:
-            raise DataError(f"{path} is not a readable .npy file ({broken}); fetch it again.") from broken
+        table = read_npy(path, per_class)
         if table.dtype != np.uint8 or table.ndim != 2 or table.shape[1] != PIXELS or len(table) < 2:
-            raise DataError(f"{path} holds {table.dtype} {table.shape}; wanted uint8 [N, {PIXELS}].")
-        taken = np.array(table[:per_class]).reshape(-1, 1, 28, 28)
+            raise DataError(f"{path} holds {table.dtype} {table.shape}; wanted uint8 [N, {PIXELS}]. Fetch it again.")
+        taken = table.reshape(-1, 1, 28, 28)
         cut = len(taken) - max(1, len(taken) // 5)
         for part, images in (("train", taken[:cut]), ("test", taken[cut:])):
             parts[part].append(images)

@@ -8,8 +8,9 @@ import numpy as np
 
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
-from drcl.lab.data.files import read_lines
+from drcl.lab.data.files import inside, read_lines, there
 from drcl.lab.data.folder import places
+from drcl.lab.data.guard import short
 from drcl.lab.data.images import pictures, read_images
 from drcl.lab.data.registry import data_set
 from drcl.lab.data.sources import Download
@@ -74,10 +75,10 @@ def _validation(folder: Path, label_of: dict[str, int]) -> tuple[list[Path], lis
         for number, line in enumerate(read_lines(notes), 1):
             fields = line.split("\t")
             if len(fields) < 2 or fields[1] not in label_of:
-                raise DataError(f"{notes}, line {number}: {line!r} does not name a picture and a known class.")
-            path = folder / "images" / fields[0]
-            if not path.is_file():
-                raise DataError(f"{notes} names {fields[0]}, which is not in {path.parent}.")
+                raise DataError(f"{notes}, line {number}: {short(line)!r} does not name a picture and a known class.")
+            path = inside(folder / "images", fields[0], notes)
+            if not there(path):
+                raise DataError(f"{notes} names {short(fields[0])}, which is not in {path.parent}.")
             paths.append(path)
             labels.append(label_of[fields[1]])
         return paths, labels

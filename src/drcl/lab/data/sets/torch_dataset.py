@@ -8,6 +8,7 @@ from typing import Any
 
 from drcl.lab.data.base import DataSet
 from drcl.lab.data.errors import DataError
+from drcl.lab.data.formats.arrays import class_names
 from drcl.lab.data.formats.samples import as_split
 from drcl.lab.data.registry import data_set
 
@@ -45,9 +46,5 @@ def assembled(name: str, train: Any, test: Any, valid: Any, classes: Sequence[st
     splits = [split for split in (train, test, valid) if split is not None]
     if len({split.images.shape[1:] for split in splits}) > 1:
         raise DataError(f"{name}: train and test pictures have different shapes.")
-    labels = train.labels
-    needed = labels.shape[1] if labels.ndim == 2 else max(int(split.labels.max()) for split in splits) + 1
-    names = tuple(str(one) for one in classes) if classes is not None else tuple(map(str, range(needed)))
-    if len(names) < needed:
-        raise DataError(f"classes has {len(names)} names but labels go up to {needed - 1}.")
-    return DataSet(name, train, test, names, valid)
+    given = [str(one) for one in classes] if classes is not None else None
+    return DataSet(name, train, test, class_names([split.labels for split in splits], given, name), valid)

@@ -6,7 +6,6 @@ methods apart a second time. Colours are known by a name, so that a page can cha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -255,7 +254,3 @@ def save(figure: Figure, path: str | Path) -> Path:
     with styled():
         figure.savefig(path, dpi=200, facecolor="white", metadata=metadata)
     return path
-
-
-def slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"

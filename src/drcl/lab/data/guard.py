@@ -1,0 +1,45 @@
+"""Reading what strangers wrote: one sentence about the file, whatever its parser trips over."""
+
+from __future__ import annotations
+
+import errno
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from drcl.lab.common.words import reason
+from drcl.lab.data.errors import DataError
+
+# Errors whose words are about the file. Those of a KeyError or TypeError are about the parser, so they are left out.
+TELLING = (OSError, ValueError, SyntaxError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError)
+
+
+@contextmanager
+def reading(path: Path | str, fault: str, remedy: str = "get it again") -> Iterator[None]:
+    """Turn any error inside into a DataError: ``path`` ``fault`` (why); ``remedy``.
+
+    numpy, Pillow, zlib, tarfile and json raise nearly every kind of error on a damaged file, so every kind is
+    caught. Wrap their calls in it and nothing else.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except MemoryError as full:
+        raise DataError(f"{path} needs more memory than there is; {remedy}, or use a machine with more.") from full
+    except Exception as broken:
+        if isinstance(broken, OSError) and broken.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DataError(f"{path} does not fit on the disk ({broken.strerror}); make room there.") from broken
+        if isinstance(broken, OSError) and broken.errno is not None:
+            raise DataError(f"{path} cannot be read ({broken.strerror}).") from broken
+        why = f" ({short(reason(broken))})" if isinstance(broken, TELLING) else ""
+        raise DataError(f"{path} {fault}{why}; {remedy}.") from broken
+
+
+def short(text: str, most: int = 160) -> str:
+    """The beginning of a text from a file, so that a line of megabytes does not become a message of megabytes."""
+    return text if len(text) <= most else f"{text[:most]}..."
