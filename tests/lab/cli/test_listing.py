@@ -58,10 +58,3 @@ def test_one_benchmark_is_shown_with_its_settings():
     shown = " ".join(call("list", "benchmarks", "digits-permuted").stdout.split())
     assert "kind=mlp, hidden=[128, 128]" in shown
     assert "epochs 20" in shown
-
-
-def test_list_methods_shows_what_each_needs_and_can_take():
-    shown = [" ".join(line.split()) for line in call("list", "methods").stdout.splitlines()]
-    assert "hat yes yes none 1 none no sgd no" in shown
-    assert "er no no some 1 any yes any yes" in shown
-    assert "er no no some 1 any yes any yes" in " ".join(call("list", "methods", "er").stdout.split())
