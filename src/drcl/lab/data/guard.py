@@ -36,7 +36,9 @@ def reading(path: Path | str, fault: str, remedy: str = "get it again") -> Itera
             raise DataError(f"{path} does not fit on the disk ({broken.strerror}); make room there.") from broken
         if isinstance(broken, OSError) and broken.errno is not None:
             raise DataError(f"{path} cannot be read ({broken.strerror}).") from broken
-        why = f" ({short(reason(broken))})" if isinstance(broken, TELLING) else ""
+        words = reason(broken)
+        tells = isinstance(broken, TELLING) and " at 0x" not in words  # the address of some object
+        why = f" ({short(words)})" if tells else ""
         raise DataError(f"{path} {fault}{why}; {remedy}.") from broken
 
 

@@ -103,6 +103,8 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[st
         if len(set(names)) != len(names):
             raise DataError(f"{path} holds two arrays of one name; save it again with numpy.savez.")
         arrays, left = {}, LARGEST
+        for info in archive.infolist():
+            archive.open(info).close()  # compares its name with that in the directory, which has no checksum
         for name, info in zip(names, members, strict=True):
             if wanted is None or name in wanted:
                 arrays[name] = _member(archive, info, path, name, left)
