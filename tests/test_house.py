@@ -17,7 +17,7 @@ SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
 LONGEST_FILE, LONGEST_FUNCTION = 400, 70
 # Modules of these rooms have a test file of their own name; the others are tested by what they do.
-MIRRORED = ("benchmarks", "cli", "common", "data", "report", "streams", "sweeps")
+MIRRORED = ("benchmarks", "cli", "common", "data", "networks", "report", "runs", "streams", "sweeps", "training")
 # What draws loads matplotlib, for which ``drcl --help`` should not wait.
 LATE = ("drcl.lab.report.page", "drcl.lab.report.figures")
 
