@@ -60,9 +60,7 @@ class OWM(Method):
         trained = super().parameters(task)
         if not self.state:
             return trained
-        # What is protected but has no inputs to project by: scale and shift of norm layers.
-        covered = {f"{name}.{word}" for name in self.layers for word in ("weight", "bias")}
-        loose = self.protected().keys() - covered
+        loose = _bases.without_inputs(self.layers, self.protected())
         return {name: p for name, p in trained.items() if name not in loose}
 
     def after_backward(self) -> None:
