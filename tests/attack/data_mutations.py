@@ -40,7 +40,10 @@ FIELDS = {"name": (0, 100), "mode": (100, 8), "size": (124, 12), "type": (156, 1
 
 
 def mutated(content: bytes, others: Sequence[bytes], rng: random.Random) -> tuple[bytes, str, bool]:
-    """A damaged or forged form of ``content``, in words what was done, and whether its checksums are right."""
+    """A damaged or forged form of ``content``, in words what was done, and whether its checksums are right.
+
+    They may be after an exchange for another whole file, however little was done to that.
+    """
     inner = _forger(content)
     if inner is not None and rng.random() < 0.5:
         try:
@@ -48,7 +51,7 @@ def mutated(content: bytes, others: Sequence[bytes], rng: random.Random) -> tupl
         except (ValueError, IndexError, struct.error, EOFError, zlib.error, OSError, RuntimeError):
             pass  # already damaged too far to be taken apart
     changed, words = damaged(content, others, rng)
-    return changed, words, changed in others
+    return changed, words, "exchange" in words
 
 
 def damaged(content: bytes, others: Sequence[bytes], rng: random.Random) -> tuple[bytes, str]:

@@ -92,7 +92,7 @@ class Attack:
                     return "MEMORY", str(refused)
                 cause = cause.__cause__
             said = str(refused)
-            clear = len(said) <= LONGEST and "\n" not in said and "0x7f" not in said
+            clear = len(said) <= LONGEST and "\n" not in said and " at 0x" not in said
             return ("refused", "") if clear else ("UNCLEAR", said[:3000])
         except MemoryError:
             return "MEMORY", "MemoryError"

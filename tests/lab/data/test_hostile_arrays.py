@@ -222,6 +222,20 @@ def test_a_checksum_that_is_wrong(root: Path, arrays: dict[str, np.ndarray]) -> 
     assert "is not a readable .npz file (Bad CRC-32" in refusal(lambda: load("bad"))
 
 
+def test_a_directory_that_hides_an_entry(root: Path, arrays: dict[str, np.ndarray]) -> None:
+    np.savez(root / "bad.npz", **arrays)
+    content = bytearray((root / "bad.npz").read_bytes())
+    entries = [at for at in range(len(content)) if content[at : at + 4] == b"PK\x01\x02"]
+    content[entries[-2] + 33] = 1  # a comment of 256 bytes, in which the last entry disappears
+    (root / "bad.npz").write_bytes(content)
+    assert "does not have as many entries as it announces" in refusal(lambda: load("bad"))
+    np.savez(root / "bad.npz", **arrays)
+    content = bytearray((root / "bad.npz").read_bytes())
+    content[content.rindex(b"classes.npy")] ^= 1  # its name in the directory, not the one before its values
+    (root / "bad.npz").write_bytes(content)
+    assert "is not a readable .npz file" in refusal(lambda: load("bad"))
+
+
 def test_reading_a_small_file_takes_little(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(bytes(1000))
     (tmp_path / "packed.gz").write_bytes(gzip.compress(bytes(1000)))

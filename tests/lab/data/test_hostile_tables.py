@@ -51,6 +51,7 @@ def leaf(x: Any, y: Any, users: Any = ("a",), data: Any = None, **more: Any) -> 
         (leaf([[1.0] * 784], ["3"]), "has the label '3'; labels are whole numbers"),
         (leaf([[1.0] * 784], [3.5]), "has the label 3.5; labels are whole numbers"),
         (leaf([[1.0] * 784], [True]), "has the label True"),
+        (leaf([[1.0] * 784], [None]), "has the label None"),
         (leaf([[1.0] * 784], [[3]]), "has the label [3]"),
         (leaf([[1.0] * 784], [10**30]), "has the label 10000"),
         (leaf([[1.0] * 784], [-1]), "has the label -1"),
@@ -64,7 +65,7 @@ def leaf(x: Any, y: Any, users: Any = ("a",), data: Any = None, **more: Any) -> 
         (leaf([[1.0] * 784], [3], num_samples=[2]), "num_samples does not agree"),
         (leaf([[1.0] * 784], [3], num_samples="x"), "num_samples does not agree"),
     ],
-    ids=range(25),
+    ids=range(26),
 )
 def test_leaf(femnist: Path, content: str, sentence: str) -> None:
     femnist.write_text(content, encoding="utf-8")

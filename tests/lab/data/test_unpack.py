@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from drcl.lab.data import DataError
+from drcl.lab.data.formats.zips import members
+from drcl.lab.data.place import unpack_into
 from drcl.lab.data.unpack import Limits, is_archive, unpack, unpack_stream
 
 
@@ -254,3 +256,33 @@ def test_a_small_archive_does_not_become_a_large_one(tmp_path: Path, monkeypatch
     monkeypatch.setattr("drcl.lab.data.unpack.ALWAYS_FINE", 1 << 20)
     path = tar_with(tmp_path / "a.tgz", (member("a"), bytes(4 << 20)))
     assert "unpacks to more than 1,048,576 bytes" in refusal(path, tmp_path / "out")
+
+
+def test_a_zip_whose_directory_hides_entries(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in "abc":
+            archive.writestr(name, b"abc")
+    good = path.read_bytes()
+    at = good.rindex(b"PK\x01\x02", 0, good.rindex(b"PK\x01\x02"))  # the entry before the last
+    path.write_bytes(good[: at + 32] + b"\x2f" + good[at + 33 :])  # a comment as long as the last entry
+    assert "does not have as many entries as it announces" in refusal(path, tmp_path / "out")
+    end = good.rindex(b"PK\x05\x06")
+    path.write_bytes(good[:end] + good[end : end + 12] + bytes(4) + struct.pack("<I", end) + good[end + 20 :])
+    assert "a.zip" in refusal(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("count", [65_534, 65_535, 65_536, 65_540])
+def test_a_zip_of_many_files_is_whole(tmp_path: Path, count: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for i in range(count):
+            archive.writestr(zipfile.ZipInfo(str(i)), b"")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert len(members(archive, tmp_path / "a.zip")) == count
+
+
+def test_an_archive_without_files_is_a_sentence(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w"):
+        pass
+    with pytest.raises(DataError, match=r"a\.zip holds no files; get it again"):
+        unpack_into(tmp_path / "a.zip", tmp_path / "out")

@@ -158,9 +158,13 @@ def check_kept(root: Path, name: str) -> int:
 
 
 def keep(
-    make: Callable[[], dict[str, np.ndarray]], root: Path, what: str, key: str, names: tuple[str, ...]
+    make: Callable[[], dict[str, np.ndarray]],
+    root: Path,
+    what: str,
+    key: str,
+    whole: Callable[[dict[str, np.ndarray]], bool],
 ) -> dict[str, np.ndarray]:
-    """Small arrays ``names`` that are slow to gather, gathered once; ``key`` changes when they must be made again."""
+    """Small arrays that are slow to gather, gathered once; again when ``key`` changes or they are not ``whole``."""
     path = _workplace(root) / f"{_slug(what)}-{key}.npz"
 
     def read() -> dict[str, np.ndarray] | None:
@@ -168,7 +172,7 @@ def keep(
             found = read_npz(path)[0]
         except DataError:  # absent, or damaged, which its checksums tell
             return None
-        return found if sorted(found) == sorted(names) else None
+        return found if whole(found) else None
 
     def write(partial: Path) -> None:
         with partial.open("wb") as file:

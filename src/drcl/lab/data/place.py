@@ -52,7 +52,8 @@ def unpack_into(archive: Path, folder: Path) -> None:
     """Unpack ``archive``, and tar files directly inside it each into a folder of its name (ImageNet's)."""
     if not is_archive(archive):
         raise DataError(f"{archive} is neither a tar nor a zip file, whatever its name says; get it again.")
-    unpack(archive, folder)
+    if not unpack(archive, folder):
+        raise DataError(f"{archive} holds no files; get it again.")
     for inner in sorted(folder.glob("*.tar")):
         unpack(inner, folder / inner.stem)
         inner.unlink()

@@ -14,6 +14,7 @@ from typing import IO
 
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.files import RATIO, Stream
+from drcl.lab.data.formats import zips
 from drcl.lab.data.guard import reading, short
 
 CHUNK = 1 << 20
@@ -215,7 +216,7 @@ def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> _Member:
 def _zip_members(path: Path) -> Iterator[_Member]:
     known = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)  # LZMA may ask for gigabytes of memory
     with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
+        for info in zips.members(archive, path):
             mode = info.external_attr >> 16
             if info.is_dir():
                 yield _Member(info.filename, 0, "folder", None)

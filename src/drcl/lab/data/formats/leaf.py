@@ -71,7 +71,7 @@ def _samples(path: Path, user: str, samples: Any) -> tuple[list[Any], list[int]]
         raise DataError(f"{who} has data that are no lists x and y; it is not a LEAF file.")
     if len(x) != len(y):
         raise DataError(f"{who} has {len(x)} inputs but {len(y)} labels.")
-    wrong = next((label for label in y if type(label) is not int or not 0 <= label < MOST_LABELS), None)
-    if wrong is not None:
-        raise DataError(f"{who} has the label {short(repr(wrong))}; labels are whole numbers from 0. Get it again.")
+    for label in y:
+        if type(label) is not int or not 0 <= label < MOST_LABELS:
+            raise DataError(f"{who} has the label {short(repr(label))}; labels are whole numbers from 0. Get it again.")
     return x, y

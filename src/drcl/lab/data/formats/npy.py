@@ -17,6 +17,7 @@ import numpy as np
 
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.files import LARGEST, most_unpacked, read_stream, there
+from drcl.lab.data.formats import zips
 from drcl.lab.data.guard import reading
 
 LONGEST_HEADER = 10_000  # as in numpy; that of a plain array has about a hundred bytes
@@ -98,12 +99,13 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[st
         reading(path, "is not a readable .npz file", "save it again with numpy.savez"),
         zipfile.ZipFile(path) as archive,
     ):
-        members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+        everything = zips.members(archive, path)
+        members = [info for info in everything if info.filename.endswith(".npy")]
         names = [info.filename.removesuffix(".npy") for info in members]
         if len(set(names)) != len(names):
             raise DataError(f"{path} holds two arrays of one name; save it again with numpy.savez.")
         arrays, left = {}, LARGEST
-        for info in archive.infolist():
+        for info in everything:
             archive.open(info).close()  # compares its name with that in the directory, which has no checksum
         for name, info in zip(names, members, strict=True):
             if wanted is None or name in wanted:

@@ -73,7 +73,7 @@ def casia_hwdb(
             root,
             f"casia-hwdb {version} {part} index",
             fingerprint(paths, form),
-            ("code", "writer"),
+            _whole,
         )
         for part, paths in files.items()
     }
@@ -109,6 +109,16 @@ def _index(paths: list[Path], first: int, symbols: bool) -> dict[str, np.ndarray
                 codes.append(int.from_bytes(code, "big"))
                 writers.append(number)
     return {"code": np.array(codes, np.int64), "writer": np.array(writers, np.int64)}
+
+
+def _whole(index: dict[str, np.ndarray]) -> bool:
+    """Whether a kept index can be one."""
+    code, writer = index.get("code"), index.get("writer")
+    if code is None or writer is None or code.ndim != 1 or code.shape != writer.shape:
+        return False
+    if code.dtype != np.int64 or writer.dtype != np.int64 or not len(code):
+        return code.dtype == writer.dtype == np.int64
+    return code.min() >= 0 and code.max() < 1 << 16 and writer.min() >= 0
 
 
 def squared(pixels: np.ndarray, size: int) -> np.ndarray:

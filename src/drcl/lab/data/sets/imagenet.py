@@ -152,7 +152,7 @@ def _read_folders(root: Path, home: Path, size: int, budget: int | None, fit: st
         known = {name: label for label, name in enumerate(ids)}
         for path, name in _labelled(folder, home):
             if name not in known:
-                raise DataError(f"{path} belongs to class {name}, which has no folder in {home / 'train'}.")
+                raise DataError(f"{path} belongs to class {short(name)}, which has no folder in {home / 'train'}.")
             paths.append(path)
             labels.append(known[name])
         images = read_images(paths, root, f"imagenet {part}", size=size, fit=fit, budget=budget)
