@@ -6,7 +6,7 @@ import pytest
 from tests.lab.cli.stage import call
 
 import drcl
-import drcl.lab.common.options
+import drcl.lab.common.fields
 import drcl.lab.runs.read
 from drcl.lab import benchmarks, methods
 from drcl.lab.networks import names as network_names
@@ -29,7 +29,7 @@ def test_list_data_is_the_list_of_data_sets():
 
 def test_list_methods_shows_every_hyperparameter_with_default_and_help():
     shown = " ".join(call("list", "methods", "ewc").stdout.split())
-    for row in drcl.lab.common.options.table(methods.get("ewc")):
+    for row in drcl.lab.common.fields.table(methods.get("ewc")):
         assert f"{row['name']} {row['default']} {row['help'][:20]}" in shown
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.lab.cli.stage import QUICK, call
 
 import drcl
-import drcl.lab.common.options
+import drcl.lab.common.fields
 import drcl.lab.runs.read
 
 

@@ -7,8 +7,8 @@ import tomllib
 import pytest
 
 from drcl.lab import benchmarks, methods
-from drcl.lab.common import options
-from drcl.lab.common.options import OptionError
+from drcl.lab.common import fields as options
+from drcl.lab.common.fields import OptionError
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.training.settings import OPERATION, Training
 

@@ -8,7 +8,7 @@ import pytest
 
 from drcl.lab import methods
 from drcl.lab.benchmarks import Benchmark
-from drcl.lab.common import options
+from drcl.lab.common import fields as options
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.read import Run
 from drcl.lab.streams.examples import Examples

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from drcl.lab.common import plugins
-from drcl.lab.common.options import nearest
+from drcl.lab.common.fields import nearest
 from drcl.lab.common.plugins import PluginError
 
 T = TypeVar("T")

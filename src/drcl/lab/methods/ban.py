@@ -13,7 +13,7 @@ from torch.distributions import Beta, kl_divergence
 from torch.nn import functional as F
 
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks
 from drcl.lab.methods._structure import Structured
 from drcl.lab.methods.base import Abilities, Knob, Setting

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from drcl.lab.common import parallel
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods.base import Batch, Knob, Setting
 from drcl.lab.methods.er import ER

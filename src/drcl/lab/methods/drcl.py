@@ -27,7 +27,7 @@ from torch import Tensor
 from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
 from drcl.importance import Importance, Labels
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _fisher
 from drcl.lab.methods._estimators import FromTheFirst, Reduced
 from drcl.lab.methods._fisher import LABELS

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from drcl.importance import Fisher, Labels
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _fisher, _quadratic
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method

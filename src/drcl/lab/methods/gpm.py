@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _bases, _checks
 from drcl.lab.methods.base import Abilities, Knob, Method, Setting
 from drcl.lab.networks import Network

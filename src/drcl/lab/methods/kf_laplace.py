@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from drcl.importance import Labels
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _kronecker, _quadratic
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method

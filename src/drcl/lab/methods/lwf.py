@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods.base import Batch, Knob, Method
 from drcl.lab.networks.norms import PerTaskBatchNorm, judging

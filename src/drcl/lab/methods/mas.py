@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from drcl.importance import MAS as Estimator
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _fisher, _quadratic
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task

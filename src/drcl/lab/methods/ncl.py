@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 
 from drcl.importance import Labels
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _kronecker, _quadratic
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Abilities, Knob, Method

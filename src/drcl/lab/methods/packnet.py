@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks
 from drcl.lab.methods.base import Abilities, Knob, Method, Setting
 from drcl.lab.networks import Network

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from drcl.importance import Labels
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _kronecker, _quadratic
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Batch, Knob, Method

@@ -15,9 +15,9 @@ import tomli_w
 
 from drcl.lab import benchmarks, methods
 from drcl.lab.benchmarks import Benchmark
-from drcl.lab.common import options as options_
+from drcl.lab.common import fields as options_
 from drcl.lab.common import plugins as plugins_
-from drcl.lab.common.options import OptionError
+from drcl.lab.common.fields import OptionError
 from drcl.lab.common.tables import flat
 from drcl.lab.training.settings import OPERATION, Training
 

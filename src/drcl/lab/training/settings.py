@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 
 
 @dataclass(frozen=True)

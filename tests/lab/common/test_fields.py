@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drcl.lab import methods
-from drcl.lab.common import options
+from drcl.lab.common import fields as options
 from drcl.lab.training.settings import Training
 
 
