@@ -3,15 +3,17 @@
 import json
 import os
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.tasks import after_one_task, mlp, same, task, weights
+from tests.tasks import after_one_task, fit, mlp, same, task, weights
 from torch import nn
 
 import drcl
 from drcl import DRCL, Anchor, AnchorError
+from drcl.anchor import digest
 
 
 @pytest.fixture
@@ -22,11 +24,14 @@ def saved(tmp_path):
     return model, opt, path
 
 
-def rewrite(path, tensors=None, **metadata):
-    """The same file with something changed."""
+def rewrite(path, tensors=None, signed=True, **metadata):
+    """The same file with something changed, signed by whoever changed it."""
     with safe_open(path, "pt") as file:
         about = {**file.metadata(), **metadata}
-    save_file({**load_file(path), **(tensors or {})}, path, {k: v for k, v in about.items() if v is not None})
+    content = {**load_file(path), **(tensors or {})}
+    if signed:
+        about["digest"] = digest(content, about)
+    save_file(content, path, {k: v for k, v in about.items() if v is not None})
 
 
 def test_round_trip(saved):
@@ -101,6 +106,86 @@ def test_truncated_files(saved, tmp_path):
         Anchor.load(tmp_path / "nothing")
 
 
+def test_every_flipped_bit_is_noticed(saved, tmp_path):
+    """A file of which any byte of any tensor, or of what is said about them, has changed does not load."""
+    whole = bytearray(saved[2].read_bytes())
+    rng = np.random.default_rng(0)
+    flipped = tmp_path / "flipped"
+    for at in rng.choice(8 * len(whole), 400, replace=False):
+        damaged = bytearray(whole)
+        damaged[at // 8] ^= 1 << (at % 8)
+        flipped.write_bytes(damaged)
+        with pytest.raises(AnchorError):
+            Anchor.load(flipped)
+
+
+class Normed(nn.Module):
+    """A trunk with a batch norm, and a head that is not protected."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.trunk = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.trunk(x))
+
+    def optimizer(self):
+        groups = [
+            {"params": list(self.trunk.named_parameters("trunk"))},
+            {"params": list(self.head.named_parameters("head")), "free": True},
+        ]
+        return DRCL(groups, lr=0.1)
+
+
+def test_an_anchor_is_all_that_is_needed_to_go_on(tmp_path):
+    """Heads that are not protected and running statistics come back too: in a new process nothing else is left."""
+    model = Normed(0)
+    opt = model.optimizer()
+    fit(model, opt, task(0))
+    opt.consolidate(model, task(0))
+    x = torch.randn(20, 6)
+    model.eval()
+    expected = model(x)
+    path = tmp_path / "anchor"
+    opt.anchor.save(path)
+    model.train()
+    fit(model, opt, task(1))  # the anchor is that of the first task, whatever comes later
+    opt.anchor.save(tmp_path / "later")
+    for file in (path, tmp_path / "later"):
+        fresh = Normed(7)
+        again = fresh.optimizer()
+        again.protect(fresh, Anchor.load(file, fresh))
+        fresh.eval()
+        assert torch.equal(fresh(x), expected)
+        assert again.anchor.free.keys() == {"head.weight", "head.bias"}
+    state = opt.state_dict()
+    other = Normed(0)
+    resumed = other.optimizer()
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(state)
+    assert same(resumed.anchor.buffers, opt.anchor.buffers)
+    assert same(resumed.anchor.free, opt.anchor.free)
+
+
+def test_a_new_head_is_left_alone_with_a_warning(tmp_path):
+    model = Normed(0)
+    opt = model.optimizer()
+    opt.consolidate(model, task(0))
+    fresh = Normed(1)
+    fresh.head = nn.Linear(16, 5)
+    before = fresh.head.weight.detach().clone()
+    again = fresh.optimizer()
+    with pytest.warns(UserWarning, match="'head.weight', which is not protected, does not fit this model"):
+        again.protect(fresh, opt.anchor)
+    assert torch.equal(fresh.head.weight, before)
+    assert torch.equal(fresh.trunk[0].weight, model.trunk[0].weight)
+    fresh.trunk[1] = nn.BatchNorm1d(16, track_running_stats=False)
+    with pytest.raises(AnchorError, match=r"buffer 'trunk.1.running_mean' is missing here.*another model"):
+        opt.anchor.restore(fresh)
+
+
 def test_foreign_files(tmp_path):
     model = mlp()
     save_file(model.state_dict(), tmp_path / "model")
@@ -112,13 +197,13 @@ def test_foreign_files(tmp_path):
 def test_altered_files(saved):
     path = saved[2]
     original = path.read_bytes()
-    rewrite(path, {"weight/0.bias": torch.zeros(17), "importance/0.bias": torch.zeros(17)})
+    rewrite(path, {"weight/0.bias": torch.zeros(17), "importance/0.bias": torch.zeros(17)}, signed=False)
     refused(path, "digest.*was altered")
     path.write_bytes(original)
-    rewrite(path, digest="0" * 16)
+    rewrite(path, signed=False, digest="0" * 64)
     refused(path, "digest.*was altered")
     path.write_bytes(original)
-    rewrite(path, digest=None)
+    rewrite(path, signed=False, digest=None)
     refused(path, "digest.*was altered")
     path.write_bytes(original)
     rewrite(path, {"weight/extra": torch.zeros(2)})
@@ -157,7 +242,7 @@ def test_an_anchor_of_another_model_changes_nothing(saved):
         (mlp(sizes=(6, 17, 3)), r"'0.weight' has shape \(17, 6\) here and \(16, 6\) in the anchor.*another model"),
         (
             nn.Sequential(nn.Linear(6, 16)),
-            r"protects '2.\w+', which this model does not have: it is of another model",
+            r"protects '2.\w+', which this model does not have: the anchor belongs to another model",
         ),
     ):
         opt = DRCL(other.named_parameters(), lr=0.1)
@@ -200,7 +285,7 @@ def test_restore_rolls_back_all_or_a_part(saved):
             p.add_(1)
     assert anchor.restore(model, prefix="2.") == ["2.weight", "2.bias"]
     assert [same(a, b) for a, b in zip(start, weights(model))] == [False, False, True, True]
-    with pytest.raises(ValueError, match="no anchored parameter starts with 'head'; there are 0"):
+    with pytest.raises(ValueError, match="nothing in the anchor starts with 'head'; there are 0"):
         anchor.restore(model, prefix="head")
     anchor.restore(model)
     assert same(start, weights(model))

@@ -6,6 +6,17 @@ from drcl.directions.kronecker import Kronecker
 from drcl.drift import drift
 from drcl.importance import MAS, Fisher, PathIntegral
 from drcl.optimizer import DRCL
+from drcl.version import __version__
 
-__version__ = "0.1.0"
-__all__ = ["DRCL", "MAS", "Anchor", "AnchorError", "Fisher", "Kronecker", "PathIntegral", "drift", "prox"]
+__all__ = [
+    "DRCL",
+    "MAS",
+    "Anchor",
+    "AnchorError",
+    "Fisher",
+    "Kronecker",
+    "PathIntegral",
+    "__version__",
+    "drift",
+    "prox",
+]

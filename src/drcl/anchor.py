@@ -1,7 +1,8 @@
 """Anchor: the protected weights, their importance and where both come from, as one .safetensors file.
 
-It is what an engineer ships beside a model so that the next round of training, months later and without the old data,
-knows what to protect. Nothing is ever unpickled.
+It is what an engineer ships so that the next round of training, months later and without the old data, can go on: what
+to protect, and beside it the heads that are not protected and the buffers (statistics of norm layers) as they were when
+the task ended. Nothing is ever unpickled, and a file in which a single bit has changed is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drcl.directions.basis import TENSORS, Eigenbasis, bias_of
+from drcl.version import __version__
 
-# The second adds bases; an anchor without any is written as the first.
-FORMATS = ("drcl.anchor/1", "drcl.anchor/2")
-_WEIGHT, _IMPORTANCE, _BASIS = "weight/", "importance/", "basis/"
+FORMAT = "drcl.anchor/3"
+_WEIGHT, _IMPORTANCE, _BASIS, _FREE, _BUFFER = "weight/", "importance/", "basis/", "free/", "buffer/"
 
 
 def plain_name(name: str) -> str:
@@ -33,22 +35,34 @@ def plain_name(name: str) -> str:
 
 def own_names(model: nn.Module) -> dict[str, nn.Parameter]:
     """The model's parameters under their plain names; a shared one once, under its first name."""
-    names = {n.replace("_orig_mod.", ""): p for n, p in model.named_parameters()}
+    return _unwrapped(model, dict(model.named_parameters()))
+
+
+def own_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The model's buffers that are part of its state, under their plain names."""
+    kept = model.state_dict().keys()
+    return _unwrapped(model, {name: b for name, b in model.named_buffers() if name in kept})
+
+
+def _unwrapped(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
+    names = [n.replace("_orig_mod.", "") for n, _ in model.named_parameters()]
     # A wrapper puts the same word before all of them; a layer that merely is called `module` keeps its name.
-    wrapped = bool(names) and all(n.startswith("module.") for n in names)
-    return {n.removeprefix("module.") if wrapped else n: p for n, p in names.items()}
+    prefix = "module." if names and all(n.startswith("module.") for n in names) else ""
+    return {n.replace("_orig_mod.", "").removeprefix(prefix): t for n, t in tensors.items()}
 
 
-def digest(weights: dict[str, Tensor]) -> str:
-    """Identifies a model by the names and shapes of its protected parameters."""
-    text = json.dumps(sorted((name, list(w.shape)) for name, w in weights.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def digest(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
+    """Over everything in a file: names, shapes, types and bytes of all tensors, and what is said about them."""
+    found = hashlib.sha256(json.dumps({k: v for k, v in about.items() if k != "digest"}, sort_keys=True).encode())
+    for name in sorted(tensors):
+        t = tensors[name].detach().cpu().contiguous()
+        found.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
+        found.update(t.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def provenance(**facts: Any) -> dict[str, Any]:
-    import drcl
-
-    return {"drcl": drcl.__version__, "torch": torch.__version__, **facts}
+    return {"drcl": __version__, "torch": torch.__version__, **facts}
 
 
 def _bases(tensors: dict[str, Tensor], facts: dict[str, dict[str, Any]]) -> dict[str, Eigenbasis]:
@@ -60,6 +74,9 @@ def _bases(tensors: dict[str, Tensor], facts: dict[str, dict[str, Any]]) -> dict
     }
 
 
+OTHER = "belongs to another model"
+
+
 class AnchorError(ValueError):
     """An anchor file that cannot be used, and why."""
 
@@ -69,13 +86,16 @@ class Anchor:
     """Weights to stay near, and how much each of them matters (of mean one a task over all protected weights).
 
     ``bases`` are the directions of layers that ``drcl.Kronecker`` protects, by the name of the layer's weight; the
-    importance of such a weight is what its directions make of it, and is not used itself.
+    importance of such a weight is what its directions make of it, and is not used itself. ``free`` are parameters that
+    are not protected (heads) and ``buffers`` those of the model, both as they were when the task ended.
     """
 
     weights: dict[str, Tensor]
     importance: dict[str, Tensor]
     provenance: dict[str, Any] = field(default_factory=dict)
     bases: dict[str, Eigenbasis] = field(default_factory=dict)
+    free: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.provenance, dict):
@@ -112,16 +132,19 @@ class Anchor:
         path = Path(path)
         tensors = {_WEIGHT + n: w.detach().cpu().contiguous() for n, w in self.weights.items()}
         tensors |= {_IMPORTANCE + n: i.detach().cpu().contiguous() for n, i in self.importance.items()}
+        tensors |= {_FREE + n: t.detach().cpu().contiguous() for n, t in self.free.items()}
+        tensors |= {_BUFFER + n: t.detach().cpu().contiguous() for n, t in self.buffers.items()}
         for name, basis in self.bases.items():
             tensors |= {f"{_BASIS}{k}/{name}": t.detach().cpu().contiguous() for k, t in basis.tensors().items()}
-        about = {"format": FORMATS[bool(self.bases)], "digest": digest(self.weights)}
-        about |= {"provenance": json.dumps(self.provenance)}
-        if self.bases:
-            about["bases"] = json.dumps({name: basis.facts() for name, basis in self.bases.items()})
+        about = {"format": FORMAT, "provenance": json.dumps(self.provenance)}
+        about["bases"] = json.dumps({name: basis.facts() for name, basis in self.bases.items()})
+        about["digest"] = digest(tensors, about)
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
         os.close(handle)
         try:
             save_file(tensors, part, metadata=about)
+            with open(part, "rb+") as written:
+                os.fsync(written.fileno())
             os.replace(part, path)
         except BaseException:
             Path(part).unlink(missing_ok=True)
@@ -136,27 +159,36 @@ class Anchor:
         try:
             with safe_open(path, framework="pt") as file:
                 about = file.metadata() or {}
-                if about.get("format") not in FORMATS:
+                if about.get("format") != FORMAT:
                     raise AnchorError(
                         f"{path}: a safetensors file, but not a drcl anchor (format {about.get('format')!r}, "
-                        f"expected {' or '.join(map(repr, FORMATS))}); anchors are written by Anchor.save"
+                        f"expected {FORMAT!r}); anchors are written by Anchor.save"
                     )
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except SafetensorError as reason:
             raise AnchorError(
                 f"{path}: damaged, truncated or not a safetensors file ({reason}); use another copy of it"
             ) from reason
+        if about.get("digest") != digest(tensors, about):
+            raise AnchorError(
+                f"{path}: the content does not match the digest written with it, so the file was altered or damaged; "
+                "use another copy of it"
+            )
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
         try:
             anchor = cls(
-                {k.removeprefix(_WEIGHT): t for k, t in tensors.items() if k.startswith(_WEIGHT)},
-                {k.removeprefix(_IMPORTANCE): t for k, t in tensors.items() if k.startswith(_IMPORTANCE)},
+                part(_WEIGHT),
+                part(_IMPORTANCE),
                 json.loads(about.get("provenance", "{}")),
                 _bases(tensors, json.loads(about.get("bases", "{}"))),
+                part(_FREE),
+                part(_BUFFER),
             )
         except (ValueError, TypeError, AttributeError) as reason:
             raise AnchorError(f"{path}: {reason}") from reason
-        if about.get("digest") != digest(anchor.weights):
-            raise AnchorError(f"{path}: the shapes do not match the digest written with them; the file was altered")
         if model is not None:
             anchor.check(model)
         return anchor
@@ -166,29 +198,50 @@ class Anchor:
         own = own_names(model)
         for name in self.weights:
             if name not in own:
-                raise AnchorError(
-                    f"the anchor protects {name!r}, which this model does not have: it is of another model"
-                )
+                raise AnchorError(f"the anchor protects {name!r}, which this model does not have: the anchor {OTHER}")
         for name in filter(self.weights.__contains__, own):
             weight = self.weights[name]
             if own[name].shape != weight.shape:
                 raise AnchorError(
                     f"{name!r} has shape {tuple(own[name].shape)} here and {tuple(weight.shape)} in the anchor, "
-                    "which is of another model"
+                    f"which {OTHER}"
                 )
             if not bool(torch.isfinite(weight.to(own[name].dtype)).all()):
                 raise AnchorError(
                     f"{name!r} holds values too large for the model's {own[name].dtype}; use a wider type for the model"
                 )
 
+        buffers = own_buffers(model)
+        for name, buffer in self.buffers.items():
+            if name not in buffers or buffers[name].shape != buffer.shape:
+                found = f"of shape {tuple(buffers[name].shape)}" if name in buffers else "missing"
+                raise AnchorError(
+                    f"the buffer {name!r} is {found} here and of shape {tuple(buffer.shape)} in the anchor, which "
+                    f"{OTHER}"
+                )
+
     @torch.no_grad()
     def restore(self, model: nn.Module, prefix: str = "") -> list[str]:
-        """Roll back: put the anchored weights whose names start with ``prefix`` into the model; returns the names."""
+        """Roll back: put what the anchor has of names that start with ``prefix`` into the model; returns the names.
+
+        A free parameter that the model does not have, or has in another shape (a new head), is left as it is, with a
+        warning.
+        """
         self.check(model)
         own = own_names(model)
-        names = [n for n in own if n in self.weights and n.startswith(prefix)]
-        if not names:
-            raise ValueError(f"no anchored parameter starts with {prefix!r}; there are {', '.join(self.weights)}")
+        given = {**self.weights, **self.free}
+        fits = {n: t for n, t in given.items() if n in own and own[n].shape == t.shape}
+        targets: dict[str, Tensor] = {**own, **own_buffers(model)}
+        found = {n: t for n, t in {**fits, **self.buffers}.items() if n.startswith(prefix)}
+        if not found:
+            raise ValueError(f"nothing in the anchor starts with {prefix!r}; there are {', '.join(given)}")
+        for name in sorted(given.keys() - fits.keys()):
+            if name.startswith(prefix):
+                warnings.warn(
+                    f"drcl: the anchor's {name!r}, which is not protected, does not fit this model; it stays as it is",
+                    stacklevel=2,
+                )
+        names = [name for name in targets if name in found]
         for name in names:
-            own[name].copy_(self.weights[name])
+            targets[name].copy_(found[name])
         return names

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from drcl.anchor import Anchor, AnchorError, own_names, provenance
+from drcl.anchor import Anchor, AnchorError, own_buffers, own_names, provenance
 from drcl.directions.basis import Eigenbasis, bias_of
 from drcl.importance.accumulation import accumulated, in_unit, keep_of
 from drcl.importance.base import History, Importance, measure_of
@@ -92,7 +92,7 @@ def layers(named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict
     return found
 
 
-def start_task(optimizer: DRCL, named: dict[str, nn.Parameter]) -> None:
+def start_task(optimizer: DRCL, model: nn.Module, named: dict[str, nn.Parameter]) -> None:
     """Begin a task at the weights the model holds: anchor, z and y agree, no motion of the last task is left."""
     for p in named.values():
         state = optimizer.state[p]
@@ -105,6 +105,10 @@ def start_task(optimizer: DRCL, named: dict[str, nn.Parameter]) -> None:
     if optimizer.inner is not None:
         optimizer.inner.state.clear()
     optimizer.progress.names |= {p: n for n, p in named.items()}
+    unprotected = {p for g in optimizer.param_groups for p in g["params"]} - set(named.values())
+    # What the next task may change without being asked, as it is now: an anchor of this task has to have it.
+    optimizer.progress.free = {n: p.detach().clone() for n, p in own_names(model).items() if p in unprotected}
+    optimizer.progress.buffers = {n: b.detach().clone() for n, b in own_buffers(model).items()}
     optimizer.progress.mode, optimizer.progress.steps_in_proposal, optimizer.progress.gammas = "train", 0, []
 
 
@@ -154,7 +158,7 @@ def measure(
     for name, p in named.items():
         optimizer.state[p]["importance"] = total[name]
     optimizer.progress.layers = layers(named, bases)
-    start_task(optimizer, named)
+    start_task(optimizer, model, named)
     optimizer.progress.importance_mean = mean
     optimizer.progress.tasks += 1
     optimizer.progress.made = [*optimizer.progress.made, made]
@@ -179,6 +183,8 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
             for p, _ in held
             if p in optimizer.progress.layers
         },
+        free={name: t.clone() for name, t in optimizer.progress.free.items()},
+        buffers={name: t.clone() for name, t in optimizer.progress.buffers.items()},
         provenance=provenance(
             tasks=optimizer.tasks,
             memory=optimizer.solver.memory,
@@ -206,7 +212,9 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
         )
     try:
         facts = {"tasks": max(1, int(made.get("tasks", 1))), "made": [dict(m) for m in made.get("made", [])]}
-        facts["importance_mean"] = float(made.get("importance_mean", 1.0))
+        facts["importance_mean"] = mean = float(made.get("importance_mean", 1.0))
+        if not 0 <= mean < float("inf"):
+            raise ValueError(f"importance_mean={mean}")
     except (TypeError, ValueError) as reason:
         raise AnchorError(f"the anchor's provenance does not read: {reason}; make the anchor again") from None
     held = {name: named[name] for name in anchor.weights}
@@ -229,6 +237,6 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
     for name, p in held.items():
         optimizer.state[p]["importance"] = importance[name]
     anchor.restore(model)
-    start_task(optimizer, held)
+    start_task(optimizer, model, held)
     for key, value in facts.items():
         setattr(optimizer.progress, key, value)

@@ -75,13 +75,12 @@ class DRCL(torch.optim.Optimizer):
                                                                         biased by O(lr); stable only while
                                                                         lr * curvature < 1, ten times less with
                                                                         momentum 0.9.
-            "forward-backward"   1                     a, F             No reflection. Converges to the minimiser of
-                                                                        loss + penalty for lr * curvature < 2. The
-                                                                        default.
-            "implicit"           ``inner_steps``       a, F, z          The prox of the loss is solved by inner
-                                                                        gradient steps: true Douglas-Rachford, no
-                                                                        bias, any lr the inner steps can follow
-                                                                        (lr * curvature < 3). Needs a closure.
+            "forward-backward"   1                     a, F             The default. No reflection. Converges to the
+                                                                        minimiser of loss + penalty for lr *
+                                                                        curvature < 2.
+            "implicit"           ``inner_steps``       a, F, z          True Douglas-Rachford: inner gradient steps
+                                                                        solve for the prox of the loss. No bias, lr *
+                                                                        curvature < 3. Needs a closure.
             ==================== ===================== ================ ============================================
 
         iterations: iterations on one mini-batch, once there is something to protect; more than one needs
@@ -192,8 +191,6 @@ class DRCL(torch.optim.Optimizer):
             arguments["strength"] = strength
         return cls([], _inner=optimizer, **arguments)
 
-    # -- what the model holds ------------------------------------------------------------------------------------
-
     @property
     def tasks(self) -> int:
         """How many tasks have been consolidated."""
@@ -259,8 +256,6 @@ class DRCL(torch.optim.Optimizer):
         """Whether this parameter of the group is protected."""
         return not group["free"] and "anchor" in self.state.get(p, {})
 
-    # -- the step ------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step: an iteration of the splitting, or ``iterations`` of them on one batch with a closure."""
@@ -304,8 +299,6 @@ class DRCL(torch.optim.Optimizer):
                     break
         return loss
 
-    # -- between tasks -------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def consolidate(
         self,
@@ -344,8 +337,6 @@ class DRCL(torch.optim.Optimizer):
             raise TypeError(f"anchor must be a drcl.Anchor, not {type(anchor).__name__}: Anchor.load reads one")
         consolidation.protect(self, model, anchor)
 
-    # -- groups, names, state --------------------------------------------------------------------------------------
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not isinstance(param_group, dict) or param_group.get("params") is None:
             raise TypeError(
@@ -377,9 +368,8 @@ class DRCL(torch.optim.Optimizer):
         for g, group in enumerate(self.param_groups):
             for i, q in enumerate(group["params"]):
                 if q is p:
-                    return (
-                        plain_name(group["param_names"][i]) if "param_names" in group else f"group {g}, parameter {i}"
-                    )
+                    named = "param_names" in group
+                    return plain_name(group["param_names"][i]) if named else f"group {g}, parameter {i}"
         return "?"
 
     def is_named(self, p: Tensor) -> bool:

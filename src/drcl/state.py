@@ -38,6 +38,8 @@ class Progress:
     gammas: list[float] = field(default_factory=list)  # of each group: the rates of the steps in the proposal, summed
     names: dict[Tensor, str] = field(default_factory=dict)  # as the model calls them
     layers: dict[Tensor, Layer] = field(default_factory=dict)  # held along directions, by their weight
+    free: dict[str, Tensor] = field(default_factory=dict)  # unprotected parameters when the last task ended
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # and the model's buffers, for the anchor
 
     def plain(self) -> dict[str, Any]:
         """A copy of what is no tensor."""
@@ -65,6 +67,8 @@ def pack(optimizer: DRCL, base: dict[str, Any]) -> dict[str, Any]:
     base["drcl"]["names"] = [optimizer.progress.names.get(p) for p in order]
     if optimizer.progress.layers:
         base["layers"] = _packed_layers(optimizer)
+    for part in ("free", "buffers"):
+        base[part] = {name: t.clone() for name, t in getattr(optimizer.progress, part).items()}
     if optimizer.inner is not None:
         base["inner"] = optimizer.inner.state_dict()
     return base
@@ -75,7 +79,7 @@ def check(optimizer: DRCL, state_dict: Any) -> None:
     own = state_dict.get("drcl") if isinstance(state_dict, Mapping) else None
     if not isinstance(own, Mapping):
         raise ValueError("this state dict was not made by DRCL: it has no 'drcl' entry")
-    missing = [key for key in ("state", "param_groups") if key not in state_dict]
+    missing = [key for key in ("state", "param_groups", "free", "buffers") if key not in state_dict]
     missing += [key for key in (*PLAIN, "splitting", "normalise", "names") if key not in own]
     if missing:
         raise ValueError(f"the state dict lacks {', '.join(missing)}: it is not whole; take another copy")
@@ -91,6 +95,10 @@ def check(optimizer: DRCL, state_dict: Any) -> None:
     _check_progress(optimizer, own)
     for _ in _unpacked_layers(optimizer, state_dict.get("layers", [])):
         pass
+    for part in ("free", "buffers"):
+        kept = state_dict[part]
+        if not isinstance(kept, Mapping) or not all(isinstance(t, Tensor) for t in kept.values()):
+            raise ValueError(f"the state dict's {part!r} must hold tensors by name; take another copy")
     for p, entry in _entries(optimizer, state_dict):
         _check_entry(optimizer, p, entry)
 
@@ -202,6 +210,8 @@ def unpack(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
         **{key: own[key] for key in PLAIN},
         names=optimizer.progress.names | names,
         layers=dict(_unpacked_layers(optimizer, state_dict.get("layers", []))),
+        free={name: t.clone() for name, t in state_dict["free"].items()},
+        buffers={name: t.clone() for name, t in state_dict["buffers"].items()},
     )
 
 

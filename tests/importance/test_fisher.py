@@ -1,52 +1,26 @@
-"""Fisher, MAS and the path integral against closed forms and brute force; bad input; nothing left behind."""
+"""Fisher and MAS against closed forms and brute force; bad input; nothing left behind."""
 
-import copy
 import random
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.importance.problems import (
+    assert_same,
+    assert_untouched,
+    labelled,
+    named,
+    restless,
+    snapshot,
+    softmax_regression,
+    squared_gradients,
+)
 from tests.nets import Transformer, mlp
 from torch import nn
 from torch.utils import data
 
-import drcl.importance
-from drcl.importance import MAS, Fisher, Importance, PathIntegral
-from drcl.preserve import undisturbed
-
-
-def softmax_regression(features=4, classes=3, seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(features, classes)).double()
-
-
-def labelled(n, features=4, classes=3, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, features, generator=generator, dtype=torch.float64)
-    return x, torch.randint(classes, (n,), generator=generator)
-
-
-def named(model):
-    return dict(model.named_parameters())
-
-
-def squared_gradients(model, x, loss_of):
-    """Mean over samples of squared gradients, sample by sample."""
-    model = copy.deepcopy(model).eval()
-    totals = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
-    for i in range(len(x)):
-        for weight, loss in loss_of(model(x[i : i + 1]), i):
-            gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-            for name, g in zip(totals, gradients):
-                totals[name] += weight * g**2 / len(x)
-    return totals
-
-
-def assert_same(found, expected, rtol=1e-9):
-    assert set(found) == set(expected)
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=rtol, atol=1e-13)
+from drcl.importance import MAS, Fisher
 
 
 def test_empirical_fisher_of_softmax_regression_in_closed_form():
@@ -249,48 +223,6 @@ def test_mas_in_closed_form():
     assert_same(MAS().estimate(model, [x[:9], x[9:]], named(model)), expected)
 
 
-def test_forward_hook_for_dict_batches_and_heads():
-    torch.manual_seed(0)
-    body, heads = nn.Linear(4, 6), nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 2)])
-    model = nn.ModuleDict({"body": body, "heads": heads}).double()
-    x, y = labelled(12)
-    found = Fisher(labels="empirical").estimate(
-        model,
-        [{"image": x, "label": y}],
-        named(model),
-        forward=lambda m, batch: (m["heads"][0](torch.tanh(m["body"](batch["image"]))), batch["label"]),
-    )
-    whole = nn.Sequential(body, nn.Tanh(), heads[0])
-    expected = squared_gradients(whole, x, lambda o, i: [(1, F.cross_entropy(o, y[i : i + 1]))])
-    torch.testing.assert_close(found["body.weight"], expected["0.weight"])
-    torch.testing.assert_close(found["heads.0.bias"], expected["2.bias"])
-    assert found["heads.1.weight"].eq(0).all()
-    assert found["heads.1.bias"].eq(0).all()
-
-
-def test_target_may_be_missing_where_it_is_not_needed():
-    model, (x, _) = softmax_regression(), labelled(6)
-    for estimator in (Fisher(), Fisher(labels="exact"), MAS()):
-        estimator.estimate(model, [{"x": x}], named(model), forward=lambda m, b: (m(b["x"]), None))
-    with pytest.raises(ValueError, match="needs labels, but the batch has none"):
-        Fisher(labels="empirical").estimate(model, [x], named(model))
-
-
-def test_only_the_parameters_asked_for_come_back():
-    model, batch = mlp(4, 5, 3).double(), labelled(8)
-    every = Fisher().estimate(model, [batch], named(model))
-    some = Fisher().estimate(model, [batch], {"3.weight": model[3].weight})
-    assert_same(some, {"3.weight": every["3.weight"]})
-
-
-def test_frozen_parameters_can_be_asked_for_and_stay_frozen():
-    model, batch = mlp(4, 5, 3).double(), labelled(8)
-    every = Fisher().estimate(model, [batch], named(model))
-    model.requires_grad_(False)
-    assert_same(Fisher().estimate(model, [batch], named(model)), every)
-    assert not any(p.requires_grad for p in model.parameters())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_results_are_float_or_double_on_the_parameters_device(dtype):
     model = mlp(4, 5, 3).to(dtype)
@@ -300,60 +232,6 @@ def test_results_are_float_or_double_on_the_parameters_device(dtype):
         assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert not value.requires_grad
         assert (value >= 0).all()
-
-
-class Restless(nn.Module):
-    """Has everything a careless estimate could disturb, and disturbs some of it itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
-        self.head = nn.Linear(6, 3)
-        self.register_buffer("calls", torch.zeros(()))
-        self.register_buffer("nothing", None)
-
-    def forward(self, x):
-        self.calls += 1
-        return self.head(self.body(x))
-
-
-def restless():
-    torch.manual_seed(0)
-    model = Restless().double().train()
-    model.body[1].eval()
-    model.head.bias.requires_grad_(False)
-    x, y = labelled(16)
-    F.cross_entropy(model(x), y).backward()
-    return model, (x, y)
-
-
-def snapshot(model):
-    return {
-        "modes": [m.training for m in model.modules()],
-        "requires": [p.requires_grad for p in model.parameters()],
-        "gradients": [(id(p.grad), None if p.grad is None else p.grad.clone()) for p in model.parameters()],
-        "weights": [p.detach().clone() for p in model.parameters()],
-        "buffers": [(id(b), b.clone()) for b in model.buffers()],
-        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
-        "torch": torch.get_rng_state(),
-        "numpy": str(np.random.get_state()),  # noqa: NPY002
-        "python": random.getstate(),
-        "grad mode": torch.is_grad_enabled(),
-        "fast path": torch.backends.mha.get_fastpath_enabled(),
-    }
-
-
-def assert_untouched(before, after):
-    for key, value in before.items():
-        if key in ("weights", "torch"):
-            torch.testing.assert_close(after[key], value, rtol=0, atol=0)
-        elif key in ("gradients", "buffers"):
-            assert [i for i, _ in value] == [i for i, _ in after[key]], key
-            for (_, a), (_, b) in zip(value, after[key]):
-                assert (a is None) == (b is None)
-                assert a is None or torch.equal(a, b), key
-        else:
-            assert value == after[key], key
 
 
 class Augmented(data.Dataset):
@@ -399,26 +277,6 @@ def test_nothing_is_left_behind_by_a_failure():
         Fisher().estimate(model, [(x, y)], named(model), forward=failing)
     with pytest.raises(ValueError, match="out of range"):
         Fisher(labels="empirical").estimate(model, [(x, y + 1)], named(model))
-    assert_untouched(before, snapshot(model))
-
-
-def test_undisturbed_restores_what_code_inside_replaces():
-    model, _ = restless()
-    before = snapshot(model)
-
-    def meddle():
-        with undisturbed(model, seed=4):
-            model.eval()
-            model.head.bias.requires_grad_(True)
-            assert all(p.grad is None for p in model.parameters())
-            model.head.weight.grad = torch.zeros_like(model.head.weight)
-            model.calls.add_(5)
-            model.body[1].running_mean = torch.zeros(6).double()
-            torch.randn(2), np.random.rand(), random.random()  # noqa: NPY002
-            raise RuntimeError("inside")
-
-    with pytest.raises(RuntimeError, match="inside"):
-        meddle()
     assert_untouched(before, snapshot(model))
 
 
@@ -472,39 +330,10 @@ def test_bad_data_is_refused_with_the_remedy(batches, error, message):
     assert_untouched(before, snapshot(model))
 
 
-@pytest.mark.parametrize(
-    ("tail", "message"),
-    [
-        (nn.Unflatten(1, (3, 1)), r"logits must have shape \[samples, classes\], got \[6, 3, 1\]"),
-        (nn.Flatten(0), r"logits must have shape \[samples, classes\], got \["),
-        (nn.Linear(3, 1).double(), "have one class"),
-    ],
-)
-@pytest.mark.parametrize("labels", ["sampled", "signs", "empirical", "exact"])
-def test_outputs_that_are_not_logits_are_refused(tail, message, labels):
-    model = nn.Sequential(nn.Linear(4, 3).double(), copy.deepcopy(tail))
-    with pytest.raises(ValueError, match=message):
-        Fisher(labels=labels).estimate(model, [(X, Y)], named(model))
-
-
 def test_mas_of_outputs_without_samples_is_refused():
     model = nn.Sequential(nn.Linear(4, 3).double(), nn.Flatten(0))
     with pytest.raises(ValueError, match="samples along the first dimension"):
         MAS().estimate(model, [(X, Y)], named(model))
-
-
-def test_loss_of_the_wrong_shape_is_refused():
-    model = softmax_regression()
-    with pytest.raises(ValueError, match="a scalar or a vector of the 6 samples' losses, got \\[6, 3\\]"):
-        Fisher(labels="empirical", loss=lambda o, t: o**2).estimate(model, [(X, Y)], named(model))
-    with pytest.raises(ValueError, match="does not depend on the output"):
-        Fisher(labels="empirical", loss=lambda o, t: o.detach().sum()).estimate(model, [(X, Y)], named(model))
-
-
-def test_forward_of_the_wrong_kind_is_refused():
-    model = softmax_regression()
-    with pytest.raises(TypeError, match=r"must return a pair \(output, target\), got Tensor"):
-        Fisher().estimate(model, [(X, Y)], named(model), forward=lambda m, b: m(b[0]))
 
 
 @pytest.mark.parametrize("estimator", [Fisher(), Fisher(labels="exact"), MAS()], ids=repr)
@@ -519,246 +348,3 @@ def test_gradients_that_are_not_finite_name_their_parameter(estimator):
         model[0].weight.fill_(1e30)
     with pytest.raises(FloatingPointError, match=r"parameter '0.weight'"):
         MAS().estimate(model, [(1e25 * X.float(), Y)], named(model))
-
-
-def test_parameters_of_another_model_are_refused():
-    with pytest.raises(ValueError, match=r"parameter '0.weight' does not belong to the model"):
-        Fisher().estimate(softmax_regression(), [(X, Y)], named(softmax_regression()))
-    with pytest.raises(ValueError, match="parameters is empty"):
-        Fisher().estimate(softmax_regression(), [(X, Y)], {})
-
-
-def test_descriptions_are_plain_values():
-    for estimator in (
-        Fisher(samples=7, seed=3),
-        Fisher(labels="empirical", loss=nn.MSELoss()),
-        MAS(),
-        PathIntegral(),
-    ):
-        assert isinstance(estimator, Importance)
-        for value in estimator.describe().values():
-            assert value is None or type(value) in (str, int, float, bool)
-    assert Fisher(samples=7, seed=3).describe() == {
-        "estimator": "Fisher",
-        "samples": 7,
-        "labels": "sampled",
-        "loss": None,
-        "seed": 3,
-    }
-    assert Fisher().needs_data
-    assert not PathIntegral().needs_data
-    assert set(drcl.importance.__all__) == {"Fisher", "Importance", "Labels", "MAS", "PathIntegral"}
-
-
-def train(model, optimizer, steps, seed=0, closure=False):
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        x = torch.randn(16, 4, generator=generator, dtype=torch.float64)
-        y = (x[:, 0] > 0).long()
-
-        def loss(x=x, y=y):
-            optimizer.zero_grad()
-            value = F.cross_entropy(model(x), y)
-            value.backward()
-            return value
-
-        if closure:
-            optimizer.step(loss)
-        else:
-            loss()
-            optimizer.step()
-
-
-def test_path_integral_of_plain_sgd_is_lr_times_squared_gradients():
-    model = softmax_regression()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    importance = PathIntegral(damping=0.2).watch(optimizer)
-    start = {n: p.detach().clone() for n, p in named(model).items()}
-    squares = {n: torch.zeros_like(p) for n, p in start.items()}
-    hook = optimizer.register_step_pre_hook(
-        lambda *_: [squares[n].addcmul_(p.grad, p.grad, value=0.1) for n, p in named(model).items()] and None
-    )
-    train(model, optimizer, 20)
-    hook.remove()
-    expected = {n: squares[n] / ((p.detach() - start[n]) ** 2 + 0.2) for n, p in named(model).items()}
-    assert_same(importance.estimate(model, None, named(model)), expected)
-
-
-OPTIMIZERS = {
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "adam": lambda p: torch.optim.AdamW(p, lr=0.01),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, foreach=True),
-}
-
-
-@pytest.mark.parametrize("closure", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_path_integral_follows_the_real_motion_of_any_optimizer(name, closure):
-    """By hand: gradients and weights written down around every step."""
-    model = softmax_regression()
-    twin = copy.deepcopy(model)
-    optimizer = OPTIMIZERS[name](model.parameters())
-    importance = PathIntegral().watch(optimizer)
-    train(model, optimizer, 15, closure=closure)
-
-    by_hand = OPTIMIZERS[name](twin.parameters())
-    start = [p.detach().clone() for p in twin.parameters()]
-    omega = [torch.zeros_like(p) for p in start]
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(15):
-        x = torch.randn(16, 4, generator=generator, dtype=torch.float64)
-        by_hand.zero_grad()
-        F.cross_entropy(twin(x), (x[:, 0] > 0).long()).backward()
-        before = [(p.detach().clone(), p.grad.clone()) for p in twin.parameters()]
-        by_hand.step()
-        for o, (w, g), p in zip(omega, before, twin.parameters()):
-            o -= g * (p.detach() - w)
-    expected = {
-        n: (o / ((p.detach() - s) ** 2 + 0.1)).clamp(min=0) for (n, p), o, s in zip(named(twin).items(), omega, start)
-    }
-    assert_same(importance.estimate(model, None, named(model)), expected)
-
-
-@pytest.mark.parametrize("closure", [False, True])
-def test_path_integral_adds_up_to_the_loss_saved(closure):
-    """Full-batch descent with small steps: the sum of omega is L(start) - L(end)."""
-    model = softmax_regression()
-    x, y = labelled(40)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    importance = PathIntegral().watch(optimizer)
-
-    def loss():
-        optimizer.zero_grad()
-        value = F.cross_entropy(model(x), y)
-        value.backward()
-        return value
-
-    first = loss().item()
-    for _ in range(200):
-        if closure:
-            optimizer.step(closure=loss)
-        else:
-            loss()
-            optimizer.step()
-    saved = sum(float(o.sum()) for o in importance.state_dict()["omega"])
-    assert saved == pytest.approx(first - loss().item(), rel=0.02)
-
-
-def test_path_integral_follows_every_evaluation_of_a_closure():
-    """L-BFGS evaluates several times a step; its own path still adds up roughly to the loss saved."""
-    torch.manual_seed(0)
-    w = nn.Parameter(torch.tensor([3.0, -2.0], dtype=torch.float64))
-    scale = torch.tensor([1.0, 1.5], dtype=torch.float64)
-    optimizer = torch.optim.LBFGS([w], lr=0.05, max_iter=100, history_size=1)
-    importance = PathIntegral().watch(optimizer)
-
-    def loss():
-        optimizer.zero_grad()
-        value = (scale * w**2).sum() / 2
-        value.backward()
-        return value
-
-    first = loss().item()
-    optimizer.step(loss)
-    saved = sum(float(o.sum()) for o in importance.state_dict()["omega"])
-    assert saved == pytest.approx(first - loss().item(), rel=0.1)
-
-
-def test_a_new_path_begins_after_the_estimate():
-    model = softmax_regression()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    importance = PathIntegral().watch(optimizer)
-    train(model, optimizer, 5)
-    importance.estimate(model, None, named(model))
-    with pytest.raises(RuntimeError, match="has seen no step"):
-        importance.estimate(model, None, named(model))
-    fresh_model = copy.deepcopy(model)
-    fresh = torch.optim.Adam(fresh_model.parameters(), lr=0.01)
-    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    other = PathIntegral().watch(fresh)
-    train(model, optimizer, 5, seed=1)
-    train(fresh_model, fresh, 5, seed=1)
-    assert_same(importance.estimate(model, None, named(model)), other.estimate(fresh_model, None, named(fresh_model)))
-
-
-def test_path_integral_is_zero_where_motion_did_not_lower_the_loss():
-    """Going uphill makes omega negative; standing still and frozen weights make it zero."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
-    model[1].bias.requires_grad_(False)
-    groups = [
-        {"params": [model[0].weight], "maximize": True},
-        {"params": [model[0].bias], "lr": 0.0},
-        {"params": [model[1].weight, model[1].bias]},
-    ]
-    optimizer = torch.optim.SGD(groups, lr=0.1)
-    importance = PathIntegral().watch(optimizer)
-    train(model, optimizer, 10)
-    assert (importance.state_dict()["omega"][0] < 0).all()
-    found = importance.estimate(model, None, named(model))
-    assert all(found[name].eq(0).all() for name in ("0.weight", "0.bias", "1.bias"))
-    assert (found["1.weight"] > 0).all()
-
-
-def test_path_integral_goes_on_from_a_saved_state(tmp_path):
-    model = softmax_regression()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    importance = PathIntegral(damping=0.3).watch(optimizer)
-    train(model, optimizer, 4)
-    torch.save([importance.state_dict(), optimizer.state_dict(), model.state_dict()], tmp_path / "saved.pt")
-    train(model, optimizer, 4, seed=1)
-    expected = importance.estimate(model, None, named(model))
-
-    again = softmax_regression(seed=9)
-    path, steps, weights = torch.load(tmp_path / "saved.pt", weights_only=True)
-    again.load_state_dict(weights)
-    optimizer = torch.optim.Adam(again.parameters(), lr=0.01)
-    optimizer.load_state_dict(steps)
-    resumed = PathIntegral().watch(optimizer)
-    resumed.load_state_dict(path)
-    train(again, optimizer, 4, seed=1)
-    found = resumed.estimate(again, None, named(again))
-    assert all(torch.equal(found[n], expected[n]) for n in expected)
-
-
-def test_groups_added_later_and_optimizers_made_anew_are_followed():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
-    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    importance = PathIntegral().watch(optimizer)
-    train(model, optimizer, 3)
-    optimizer.add_param_group({"params": list(model[1].parameters())})
-    train(model, optimizer, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    importance.watch(optimizer)
-    train(model, optimizer, 3)
-    assert importance.steps == 9
-    found = importance.estimate(model, None, named(model))
-    assert all((v > 0).any() for v in found.values())
-    importance.unwatch()
-    train(model, optimizer, 3)
-    assert importance.steps == 0
-
-
-def test_path_integral_refuses_what_it_cannot_do():
-    model = softmax_regression()
-    with pytest.raises(ValueError, match=r"PathIntegral\(damping=0\)"):
-        PathIntegral(damping=0)
-    with pytest.raises(TypeError, match="needs a torch optimizer, got Sequential"):
-        PathIntegral().watch(model)
-    with pytest.raises(RuntimeError, match=r"watch\(optimizer\) before training"):
-        PathIntegral().estimate(model, None, named(model))
-    optimizer = torch.optim.SGD([model[0].weight], lr=0.1)
-    importance = PathIntegral().watch(optimizer)
-    train(model, optimizer, 1)
-    with pytest.raises(ValueError, match=r"parameter '0.bias' is not in the optimizer"):
-        importance.estimate(model, None, named(model))
-    with pytest.raises(RuntimeError, match=r"watch\(optimizer\) first"):
-        PathIntegral().load_state_dict(importance.state_dict())
-    other = PathIntegral().watch(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match="over the same model"):
-        other.load_state_dict(importance.state_dict())
-    with torch.no_grad():
-        model[0].weight.fill_(float("nan"))
-    with pytest.raises(FloatingPointError, match=r"the path of parameter '0.weight' is not finite"):
-        importance.estimate(model, None, {"0.weight": model[0].weight})

@@ -86,8 +86,9 @@ def exact_cotangents(output: Any, length: int) -> Cotangents:
         column = torch.zeros_like(wide)
         column[:, k] = (here * rest / before).sqrt()
         column[:, k + 1 :] = -wide[:, k + 1 :] * (here / (before * rest)).sqrt()[:, None]
-        # No mass left after class k: nothing left to vary.
-        columns.append([torch.where(rest[:, None] > 0, column, 0.0).to(p.dtype)])
+        # No mass left after class k, or too little for a quotient to be finite: nothing left to vary.
+        enough = before * rest >= torch.finfo(wide.dtype).tiny
+        columns.append([torch.where(enough[:, None], column, 0.0).to(p.dtype)])
     return columns
 
 

@@ -79,7 +79,7 @@ def check_state(optimizer: DRCL, p: Tensor, state: dict[str, Any]) -> None:
 
 def _gone(t: Tensor) -> bool:
     """Whether the memory of a tensor was given back, as sharding tools do."""
-    return not t.is_meta and t.numel() > 0 and t.untyped_storage().size() == 0
+    return t.data_ptr() == 0 and t.numel() > 0 and not t.is_meta
 
 
 def _facts(t: Tensor) -> str:

@@ -5,60 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.lab.benchmarks.expected import EXPECTED, empty
 
 from drcl.lab import benchmarks
-from drcl.lab.data.base import DataSet, Split
-
-# name: tasks, classes a task, scenario, classes (or attributes) of the data set, shape of its images
-EXPECTED = {
-    "digits-permuted": (8, 10, "domain", 10, (1, 8, 8)),
-    "digits-split": (5, 2, "task", 10, (1, 8, 8)),
-    "mnist-permuted": (10, 10, "domain", 10, (1, 28, 28)),
-    "mnist-split": (5, 2, "task", 10, (1, 28, 28)),
-    "mnist-permuted-vandeven": (10, 10, "domain", 10, (1, 28, 28)),
-    "mnist-split-vandeven": (5, 2, "task", 10, (1, 28, 28)),
-    "mnist-rotated": (10, 10, "domain", 10, (1, 28, 28)),
-    "mnist-inputs": (200, 10, "domain", 10, (1, 28, 28)),
-    "fashion-split": (5, 2, "task", 10, (1, 28, 28)),
-    "cifar10-split": (5, 2, "task", 10, (3, 32, 32)),
-    "cifar10-permuted": (200, 10, "domain", 10, (3, 32, 32)),
-    "cifar100-10": (10, 10, "task", 100, (3, 32, 32)),
-    "cifar100-20": (20, 5, "task", 100, (3, 32, 32)),
-    "cifar100-superclass": (20, 5, "task", 100, (3, 32, 32)),
-    "tinyimagenet-20": (20, 10, "task", 200, (3, 64, 64)),
-    "tinyimagenet-labels": (400, 200, "domain", 200, (3, 64, 64)),
-    "imagenet-100": (100, 10, "task", 1000, (3, 32, 32)),
-    "celeba-20": (20, 2, "task", 40, (3, 32, 32)),
-    "emnist-20": (20, 62, "task", 62, (1, 28, 28)),
-    "emnist-labels": (80, 47, "domain", 47, (1, 28, 28)),
-    "cub-20": (20, 10, "task", 200, (3, 64, 64)),
-    "casia-100": (100, 37, "task", 3755, (1, 32, 32)),
-    "hwdb-10": (10, 10, "task", 100, (1, 32, 32)),
-    "hanzi-100": (100, 37, "task", 3700, (1, 32, 32)),
-    "omniglot-50": (50, 32, "task", 1623, (1, 28, 28)),
-    "five-datasets": (5, 10, "task", 10, (1, 28, 28)),
-}
 
 PAPER = {
     *("cifar100-10", "cifar100-20", "tinyimagenet-20", "imagenet-100", "celeba-20", "emnist-20"),
     *("emnist-labels", "cifar10-permuted", "tinyimagenet-labels", "cub-20", "casia-100"),
 }
-
-
-def empty(classes: int, shape: tuple[int, int, int], per_class: int, attributes: bool = False) -> DataSet:
-    """A data set of the right form whose images are one byte, read many times over."""
-    count = per_class * (1 if attributes else classes)
-    images = np.broadcast_to(np.zeros(1, np.uint8), (count, *shape))
-    labels = np.tile(np.arange(classes), per_class)
-    if attributes:
-        labels = (np.arange(count)[:, None] % (2 + np.arange(classes)) == 0).astype(np.int64)
-    part = Split(images, labels)
-    return DataSet("stand-in", part, part, tuple(map(str, range(classes))))
-
-
-def test_every_benchmark_of_the_list_is_there():
-    assert set(benchmarks.names()) == set(EXPECTED)
-    assert len(benchmarks.names()) == 26
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -126,19 +80,6 @@ def test_limit_and_tasks():
         one.stream(seed=0, data=data, tasks=11)
 
 
-def test_overrides_merge_tables_and_replace_the_rest():
-    one = benchmarks.get("cifar100-10", model={"width": 0.5}, lr=0.1, pixels={"flip": True})
-    assert one.model == {"kind": "alexnet", "width": 0.5}
-    assert one.lr == 0.1
-    assert one.view().flip
-    assert one.view().mean == (0.485, 0.456, 0.406)
-    assert benchmarks.get("cub-20", model="mlp").model == {"kind": "mlp"}
-    assert benchmarks.get("cifar100-10").lr == 0.02
-    counted = benchmarks.get("mnist-split", steps=5)
-    assert (counted.steps, counted.epochs) == (5, None)
-    assert len(benchmarks.get("digits-permuted", tasks=12).stream(data=empty(10, (1, 8, 8), 2))) == 12
-
-
 @pytest.mark.parametrize(
     ("override", "word"),
     [
@@ -162,20 +103,6 @@ def test_overrides_merge_tables_and_replace_the_rest():
 def test_bad_settings_are_named(override, word):
     with pytest.raises(ValueError, match=word):
         benchmarks.get("mnist-split", **override)
-
-
-def test_unknown_names_get_a_hint():
-    for wrong in ("mnist-permutd", "permuted-mnist", "Permuted_MNIST"):
-        with pytest.raises(ValueError, match="did you mean 'mnist-permuted'"):
-            benchmarks.get(wrong)
-
-
-def test_table_has_a_row_each():
-    rows = benchmarks.table()
-    assert [row["name"] for row in rows] == list(benchmarks.names())
-    row = next(row for row in rows if row["name"] == "emnist-labels")
-    assert (row["tasks"], row["classes"], row["length"], row["batch"]) == (80, 47, "2500 steps", 1)
-    assert all(row["about"] for row in rows)
 
 
 def test_superclass_comments_name_what_the_ids_are():

@@ -37,6 +37,10 @@ CONFIGS = {
     "joint": ("digits-split", "joint", {}),
     "ewc": ("digits-permuted", "ewc", {"samples": 150, "labels": "empirical"}),
     "drcl": ("digits-permuted", "drcl", {"samples": 50, "splitting": "douglas-rachford", "momentum": 0.0}),
+    "plateau": ("digits-split", "sgd", {"schedule": "plateau", "valid": 0.2, "epochs": 3}),
+    "lwf": ("digits-split", "lwf", {}),
+    "der++": ("digits-split", "der++", {"memory": 30, "alpha": 1.0}),
+    "packnet": ("digits-split", "packnet", {}),
     "kronecker": ("digits-permuted", "drcl-kronecker", {"samples": 150, "rank": 12}),
     "adam": (
         "digits-permuted",

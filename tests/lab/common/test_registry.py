@@ -51,7 +51,7 @@ def test_names_are_taken_once(registry):
 
 @pytest.mark.parametrize("name", ["", "a b", "../up", "a.b", "-x", None])
 def test_names_fit_into_file_names(registry, name):
-    with pytest.raises(PluginError, match="use letters, digits, - and _"):
+    with pytest.raises(PluginError, match="use letters, digits, -, _ and"):
         registry.register(name, 5, "m")
 
 

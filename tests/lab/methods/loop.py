@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from drcl.lab import networks, streams
 from drcl.lab.data.base import DataSet, Split
@@ -112,7 +113,8 @@ class Walk:
         if held is None:
             method.before_task(task)
         for stage in range(held["at"].stage if held else 0, method.stages):
-            method.at = Where(task.index, stage, batches=batches, steps=epochs * batches)
+            steps = max(1, round(epochs * batches * method.stage_share(stage)))
+            method.at = Where(task.index, stage, batches=batches, steps=steps)
             if held is None:
                 method.before_stage(task, stage)
             optimizer = method.optimizer(task)
@@ -124,8 +126,9 @@ class Walk:
                 drawn = task.train.batches(self.setting.batch, seed=self.seed, epoch=epoch, start=start)
                 for number, (x, y) in enumerate(drawn, start):
                     step = epoch * batches + number
-                    method.at = Where(task.index, stage, step, epoch, number, batches, epochs * batches)
-                    yield optimizer, Batch(x, y, task.head)
+                    if step < steps:
+                        method.at = Where(task.index, stage, step, epoch, number, batches, steps)
+                        yield optimizer, Batch(x, y, task.head)
         self.model.eval()
         method.after_task(task)
         self.model.end_task(task)
@@ -205,3 +208,20 @@ def plain_training(tasks: Stream, kind: str, start: dict[str, torch.Tensor], **h
         for name, p in walk.model.named_parameters():
             p.copy_(start[name])
     return walk.run()
+
+
+def assert_trains_as_sgd_does(method: Method, kind: str, **how: Any) -> None:
+    """A method with everything switched off that makes it one, bit for bit."""
+    walk = Walk(method, toy_stream(), kind, **how)
+    start = weights(walk.model)
+    walk.run()
+    plain, now = plain_training(toy_stream(), kind, start, **how), weights(walk.model)
+    for name, p in plain.model.named_parameters():
+        assert torch.equal(now[name], p), name
+
+
+def outputs(layer: nn.Module, columns: torch.Tensor) -> torch.Tensor:
+    """A layer applied to input vectors, the last entry of which belongs to the bias."""
+    assert isinstance(layer, nn.Linear | nn.Conv2d)
+    assert layer.bias is not None
+    return torch.cat([layer.weight.flatten(1), layer.bias[:, None]], 1) @ columns

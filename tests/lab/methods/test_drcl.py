@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from tests.lab.methods.learners import learner, make, stream
 from tests.lab.methods.loop import Walk, assert_resumes, assert_same_weights, toy_stream
 
 from drcl import Kronecker
+from drcl.lab.methods.base import Batch
 from drcl.lab.methods.drcl import DouglasRachford
 from drcl.lab.runs.config import RunConfig
 
@@ -102,3 +105,95 @@ def test_the_record_of_a_run_says_what_a_preset_stood_for(tmp_path):
     assert config.resolved().method_options.items() >= PAPER.items()
     (tmp_path / "config.toml").write_text(config.to_toml())
     assert RunConfig.from_toml(tmp_path / "config.toml").key() == config.key()
+
+
+# ---- in the real loop
+
+
+def test_drcl_is_judged_at_z_and_trains_at_y():
+    made = learner(make("drcl", splitting="douglas-rachford", strength=0.1), stream("domain", tasks=2))
+    made.run()
+    optimizer = made.method._optimizer
+    assert optimizer.tasks == 2
+    made._inside, made.at.task, made.at.stage, made.at.step = False, 1, 0, 0
+    x, y = made.stream[1].train.take(slice(None))
+    made.model.train()
+    made.method.step(optimizer, lambda: backward(made, Batch(x, 1 - y, 0)))
+    y_weights = {n: p.detach().clone() for n, p in made.model.named_parameters()}
+    with made.method.deployed():
+        z_weights = {n: p.detach().clone() for n, p in made.model.named_parameters()}
+        for _, state in optimizer.protected():
+            assert "z" in state
+    assert any(not torch.equal(y_weights[n], z_weights[n]) for n in y_weights)
+    assert all(torch.equal(p.detach(), y_weights[n]) for n, p in made.model.named_parameters())
+
+
+def backward(made, batch) -> torch.Tensor:
+    for p in made.model.parameters():
+        p.grad = None
+    loss = made.method.loss(batch)
+    loss.backward()
+    return loss.detach()
+
+
+def test_drcl_of_infinite_strength_leaves_the_trunk_and_trains_the_head():
+    made = learner(make("drcl", strength=float("inf"), damping=1.0), stream(tasks=2))
+    made.run()
+    assert made.drifts[0]["unmoved"] == 1.0
+    assert made.matrix[1][0] == made.matrix[0][0]
+    assert made.matrix[1][1] > 0.7
+
+
+def test_drcl_protects_a_shared_head_and_leaves_single_heads_free():
+    for scenario, guarded in (("task", 2), ("domain", 4), ("class", 4)):
+        made = learner(make("drcl"), stream(scenario))
+        made.run()
+        assert len(list(made.method._optimizer.protected())) == guarded
+
+
+def test_drcl_counts_what_it_keeps():
+    trunk = 64 * 10 + 10
+    for splitting, copies in (("forward-backward", 2), ("douglas-rachford", 3)):
+        made = learner(make("drcl", splitting=splitting))
+        made.run()
+        assert made.cost.state_bytes == copies * trunk * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"importance": "mas"},
+        {"importance": "path"},
+        {"labels": "exact"},
+        {"prox": "l2"},
+        {"memory": 0.5},
+        {"stable": 0.7},
+    ],
+    ids=str,
+)
+def test_the_options_of_the_library_are_reachable(options):
+    made = learner(make("drcl", **options), stream("domain", tasks=2))
+    made.run()
+    anchor = made.method._optimizer.anchor
+    estimator = {"mas": "MAS", "path": "PathIntegral"}.get(options.get("importance", ""), "Fisher")
+    assert anchor.provenance["made"][0]["estimator"] == estimator
+    assert anchor.provenance["memory"] == options.get("memory", "sum")
+    if "stable" in options:
+        assert 0.5 < made.drifts[0]["unmoved"] < 0.95
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strength": -1.0}, "strength=-1.0"),
+        ({"stable": 1.5}, "stable=1.5"),
+        ({"momentum": 1.0}, "momentum=1.0"),
+        ({"iterations": 0}, "iterations=0"),
+        ({"samples": 0}, "samples=0"),
+        ({"path_damping": 0.0}, "damping=0.0"),
+        ({"memory": 2.0}, "memory=2.0"),
+    ],
+)
+def test_what_the_library_refuses_is_refused_here(options, message):
+    with pytest.raises(ValueError, match=message):
+        DouglasRachford(**options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.lab.methods.loop import CNN, KINDS, MLP, Walk, plain_training, toy_stream, weights
+from tests.lab.methods.loop import CNN, KINDS, MLP, Walk, assert_trains_as_sgd_does, toy_stream
 from torch.distributions import Normal, kl_divergence
 
 from drcl.lab.methods.evcl import EVCL
@@ -17,13 +17,7 @@ def quick(**more: object) -> EVCL:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_noise_and_penalties_off_it_trains_as_sgd_does(kind: str) -> None:
-    walk = Walk(quick(lam=0.0, kl=0.0, noise=False, adam_lr=None), toy_stream(), kind, momentum=0.9)
-    start = weights(walk.model)
-    walk.run()
-    plain = plain_training(toy_stream(), kind, start, momentum=0.9)
-    now = weights(walk.model)
-    for name, p in plain.model.named_parameters():
-        assert torch.equal(now[name], p), name
+    assert_trains_as_sgd_does(quick(lam=0.0, kl=0.0, noise=False, adam_lr=None), kind, momentum=0.9)
 
 
 @pytest.mark.parametrize("kind", KINDS)

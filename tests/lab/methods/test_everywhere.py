@@ -17,7 +17,7 @@ from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.execute import execute
 
 # Gates, masks and scaling matrices are chosen by the task's number, in answers too.
-NEEDS_TASK_IDS = {"hat", "wsn", "trgp", "cuber", "ibpcl", "ban"}
+NEEDS_TASK_IDS = {"hat", "wsn", "packnet", "trgp", "cuber", "ibpcl", "ban"}
 # Gates, per-unit and per-weight normal variables: their papers have no norm layers, and no rule for them.
 WITHOUT_NORMS = {"hat", "ucl", "mesu", "evcl", "ibpcl", "ban"}
 

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tests.lab.methods.loop import CNN, KINDS, MLP, Walk, toy_stream, weights
-from torch import nn
+from tests.lab.methods.loop import CNN, KINDS, MLP, Walk, outputs, toy_stream, weights
 
 from drcl.lab.methods import _bases
 from drcl.lab.methods.gpm import GPM
@@ -16,13 +15,6 @@ from drcl.lab.methods.sgp import SGP
 
 def low_rank(method: type[GPM] = GPM, **more: object) -> GPM:
     return method(threshold=0.9, increase=0.003, samples=20, **more)  # type: ignore[arg-type]
-
-
-def outputs(layer: nn.Module, columns: torch.Tensor) -> torch.Tensor:
-    """A layer applied to input vectors, the last entry of which belongs to the bias."""
-    assert isinstance(layer, nn.Linear | nn.Conv2d)
-    assert layer.bias is not None
-    return torch.cat([layer.weight.flatten(1), layer.bias[:, None]], 1) @ columns
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,47 +89,6 @@ def test_bases_stay_orthonormal_and_grow_over_many_tasks(method: type[GPM]) -> N
         for name, old in earlier.items():
             assert (later[name][: len(old)] >= old).all()
             assert 0 <= later[name].min() <= later[name].max() <= 1
-
-
-def test_rank_is_the_smallest_that_reaches_the_threshold() -> None:
-    """Energies 16, 4, 1 along three axes: 16/21 = .76, 20/21 = .952."""
-    inputs = torch.diag(torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64))
-    nothing = torch.empty(3, 0)
-    for threshold, rank in [(0.5, 1), (0.76, 1), (0.77, 2), (0.95, 2), (0.96, 3)]:
-        new, values = _bases.grow(nothing, inputs, threshold)
-        assert new.shape == (3, rank)
-        torch.testing.assert_close(values, torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)[:rank])
-    held = torch.tensor([[0.0], [1.0], [0.0]])  # the second axis is in memory already: 4/21
-    assert _bases.grow(held, inputs, 0.19)[0].shape == (3, 0)
-    assert _bases.grow(held, inputs, 0.95)[0].abs().round().tolist() == [[1], [0], [0]]
-    assert _bases.grow(torch.eye(3), inputs, 0.999)[0].shape == (3, 0)
-    assert _bases.grow(nothing, torch.zeros(3, 5, dtype=torch.float64), 0.9)[0].shape == (3, 0)
-
-
-def test_squeezed_inputs_have_the_same_singular_values_and_directions() -> None:
-    layer = nn.Conv2d(2, 3, 3, stride=2, padding=1)
-    x = torch.randn(4, 2, 9, 9, generator=torch.Generator().manual_seed(0))
-    columns = _bases.columns(layer, x)
-    assert columns.shape == (2 * 9 + 1, 4 * 25)
-    by_matrix = outputs(layer, columns).reshape(3, 4, 25).transpose(0, 1).reshape(4, 3, 5, 5)
-    torch.testing.assert_close(by_matrix, layer(x), atol=1e-5, rtol=1e-5)
-    small = _bases.squeeze(columns.double())
-    assert small.shape == (19, 19)
-    torch.testing.assert_close(small @ small.T, (columns.double() @ columns.double().T))
-    torch.testing.assert_close(torch.linalg.svdvals(small), torch.linalg.svdvals(columns.double()))
-
-
-def test_projection_is_idempotent_for_gpm_and_scaled_for_sgp() -> None:
-    generator = torch.Generator().manual_seed(1)
-    basis = torch.linalg.qr(torch.randn(7, 3, generator=generator))[0]
-    matrix = torch.randn(5, 7, generator=generator)
-    once = _bases.project(matrix, basis)
-    torch.testing.assert_close(_bases.project(once, basis), once)
-    torch.testing.assert_close(_bases.project(matrix, basis, torch.ones(3)), once)
-    assert torch.equal(_bases.project(matrix, basis, torch.zeros(3)), matrix)
-    half = _bases.project(matrix, basis, torch.full((3,), 0.5))
-    torch.testing.assert_close(half, (matrix + once) / 2)
-    assert not torch.allclose(_bases.project(half, basis, torch.full((3,), 0.5)), half)
 
 
 def test_a_shared_head_is_projected_and_a_tasks_own_is_free() -> None:

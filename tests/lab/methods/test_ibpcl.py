@@ -1,5 +1,5 @@
-"""IBPCL: its sticks and their divergence against integrals, its masks rounded, its temperature and prior as stated.
-What it shares with BAN is in test_structure.py."""
+"""IBPCL: its sticks and their divergence against integrals, its masks, its temperature and its prior as stated. What
+it shares with BAN is in test_structure.py."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_mask_is_the_rounded_mean_of_draws(kind):
 
 
 def test_the_loss_by_hand():
-    """Both stages, one draw, weights that are almost certain: cross-entropy and the three divergences over n."""
+    """Both stages, with one draw and weights that are almost certain: cross-entropy, and divergences over n."""
     method = IBPCL(samples=1, kl=0.5, stick_kl=7.0, sigma_start=1e-7, cold=10.0)
     walk = Walk(method, toy_stream(), MLP)
     task = walk.stream[0]

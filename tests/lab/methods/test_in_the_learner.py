@@ -8,10 +8,11 @@ import pytest
 from tests.lab.methods.loop import toy_stream
 
 from drcl.lab import methods, networks
-from drcl.lab.training.learner import Learner, Plan
+from drcl.lab.training.budget import Plan
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.settings import Training
 
-NAMES = ("si", "mas", "er", "agem", "upgd", "spg", "tag", "star")
+NAMES = ("si", "mas", "er", "agem", "upgd", "spg", "tag", "star", "lwf", "der++")
 SPECS = {
     "alexnet": {"kind": "alexnet", "width": 0.03},
     "alexnet-gpm": {"kind": "alexnet-gpm", "width": 0.03},
@@ -43,11 +44,11 @@ def test_trains_larger_networks_and_counts_its_cost(name, network):
     image = 32 * 32 * 4 + 16
     expected = {
         "si": 3 * trunk, "mas": 2 * trunk, "er": 20 * image, "star": 20 * image, "agem": 3 * 2 * 8 * image,
-        "upgd": whole, "spg": trunk, "tag": 3 * 2 * trunk,
+        "upgd": whole, "spg": trunk, "tag": 3 * 2 * trunk, "lwf": whole, "der++": 20 * (image + 2 * 4),
     }  # fmt: skip
     assert run.cost.state_bytes == pytest.approx(expected[name], rel=0.1)
     steps = 3 * 2  # three tasks of 16 images
-    if name in ("er", "si", "upgd", "tag"):
+    if name in ("er", "si", "upgd", "tag", "lwf", "der++"):
         assert run.cost.gradient_evaluations == steps
     else:
         assert run.cost.gradient_evaluations > steps

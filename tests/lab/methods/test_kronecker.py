@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,8 +110,8 @@ def hidden(name: str) -> Any:
     original = _kronecker.FromTheFirst.measure
 
     def measure(*given: Any) -> Any:
-        importance, bases = original(*given[:-1])  # of this task alone, as everything without a basis is
-        return importance, {n: b for n, b in bases.items() if n != name}
+        found = original(*given[:-1])  # of this task alone, as everything without a basis is
+        return replace(found, bases={n: b for n, b in found.bases.items() if n != name})
 
     return measure
 

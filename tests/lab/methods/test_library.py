@@ -10,7 +10,7 @@ import pytest
 
 from drcl import DRCL, Kronecker
 from drcl.lab import methods
-from drcl.lab.common import options
+from drcl.lab.common import fields as options
 from drcl.lab.methods._library import takes
 from drcl.lab.methods.base import Method
 from drcl.lab.methods.drcl import DIRECTIONS, SOLVER

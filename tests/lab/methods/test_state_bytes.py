@@ -13,7 +13,8 @@ from tests.lab.methods.loop import toy_stream
 from drcl.lab import methods, networks
 from drcl.lab.methods import Setting, _bases
 from drcl.lab.networks import AlexNet, Heads, Network
-from drcl.lab.training.learner import Learner, Plan
+from drcl.lab.training.budget import Plan
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.settings import Training
 
 TASKS = 2
@@ -81,6 +82,9 @@ KEPT: dict[tuple[str, str], Callable[[Size], int]] = {
     ("pocl", ""): lambda n: 20 * (4 * n.image + 16),
     ("er", ""): lambda n: 20 * (4 * n.image + 16),
     ("star", ""): lambda n: 20 * (4 * n.image + 16),
+    ("der++", ""): lambda n: 20 * (4 * n.image + 16 + 4 * 2),  # and the logits of two classes
+    ("lwf", ""): lambda n: 4 * (n.P + n.heads),  # the last network
+    ("packnet", ""): lambda n: n.weights,  # one byte a weight: its task
     ("hat", ""): lambda n: 4 * sum(n.units) * (TASKS + 1),  # a row a task, and the largest so far
     ("wsn", ""): lambda n: 4 * n.weights + TASKS * n.weights // 8,  # scores, and one bit a weight and task
     ("ucl", ""): lambda n: 4 * (sum(n.units) + n.P + sum(n.units)),  # sigma a unit; the old weights and sigma
@@ -94,7 +98,7 @@ KEPT: dict[tuple[str, str], Callable[[Size], int]] = {
 }
 BASES = {"gpm", "sgp", "became", "trgp", "cuber"}  # below: what they keep depends on the data
 OPTIONS = {
-    **{"agem": {"per_class": 5}, "er": {"memory": 20}, "star": {"memory": 20}, "pocl": {"memory": 20}},
+    **{"agem": {"per_class": 5}, **{name: {"memory": 20} for name in ("er", "star", "der++", "pocl")}},
     **{"mesu": {"samples": 1}, "evcl": {"fisher_samples": 4}},
     **{key: {"samples": 4} for key in ("ewc", "mas", "drcl", "drcl-kronecker", "kf-laplace", "ncl", "r-ewc", "owm")},
 }

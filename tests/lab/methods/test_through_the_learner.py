@@ -1,5 +1,5 @@
-"""Projection, rotation, mask and Bayesian methods in the real loop: cut inside any stage they end in the same bits,
-and the cost of what they keep is told."""
+"""Projection, rotation, mask, distillation and Bayesian methods in the real loop: cut inside any stage they end in the
+same bits, and the cost of what they keep is told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 from tests.lab.methods.loop import CNN, toy_stream
 
 from drcl.lab import methods, networks
-from drcl.lab.training.learner import Learner, Plan, Watcher
+from drcl.lab.training.budget import Plan
+from drcl.lab.training.events import Watcher
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.settings import Training
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -27,6 +29,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "kf-laplace": {"samples": 10},
     "hat": {},
     "wsn": {"density": 0.4},
+    "packnet": {"prune": 0.6, "retrain": 1.0},
+    "lwf": {},
+    "der++": {"memory": 10},
     "ucl": {},
     "mesu": {"samples": 2, "test_samples": 2},
     "evcl": {"fisher_samples": 6, "test_samples": 2},
@@ -60,7 +65,7 @@ def test_resumed_inside_the_last_task_it_ends_in_the_same_bits(name: str) -> Non
     whole = learner(name, keeper)
     whole.run()
     inside = [s for s in keeper.states if s["inside"] and s["at"]["task"] == 2]
-    assert [s["at"]["stage"] for s in inside] == ([0, 1] if name in ("became", "ibpcl", "ban") else [0])
+    assert [s["at"]["stage"] for s in inside] == ([0, 1] if name in ("became", "packnet", "ibpcl", "ban") else [0])
     for state in inside:
         again = learner(name)
         again.load_state_dict(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.lab.methods.loop import CNN, KINDS, MLP, Walk, plain_training, toy_stream, weights
+from tests.lab.methods.loop import CNN, KINDS, MLP, Walk, assert_trains_as_sgd_does, toy_stream
 from torch.distributions import Normal, kl_divergence
 
 from drcl.lab.methods.ucl import UCL, spread
@@ -14,13 +14,7 @@ OFF = {"beta": 0.0, "alpha": 0.0, "strength": 0.0, "noise": False, "adam_lr": No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_noise_and_penalty_off_it_trains_as_sgd_does(kind: str) -> None:
-    walk = Walk(UCL(**OFF), toy_stream(), kind, momentum=0.9)
-    start = weights(walk.model)
-    walk.run()
-    plain = plain_training(toy_stream(), kind, start, momentum=0.9)
-    now = weights(walk.model)
-    for name, p in plain.model.named_parameters():
-        assert torch.equal(now[name], p), name
+    assert_trains_as_sgd_does(UCL(**OFF), kind, momentum=0.9)
 
 
 @pytest.mark.parametrize("kind", KINDS)

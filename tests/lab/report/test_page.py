@@ -1,73 +1,18 @@
 """The page: what it says, that it is whole in one file, and how it stands in a real browser."""
 
 import json
-import math
 import os
 import re
-from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 from tests.lab.report import browser
-from tests.lab.report.fake_runs import write_run, write_runs
+from tests.lab.report.fake_runs import final, write_run, write_runs
+from tests.lab.report.outline import Outline
 
-from drcl.lab.report import findings
 from drcl.lab.report import page as module
 from drcl.lab.report.page import page, write_report
 from drcl.lab.report.table import rows
 from drcl.lab.runs import read
-
-NaN = math.nan
-
-
-def final(first: float, last: float) -> np.ndarray:
-    return np.array([[0.9, NaN], [first, last]])
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """The page of three methods and a bound on two seeds, with a run that is not finished."""
-    folder = tmp_path_factory.mktemp("report")
-    write_runs(folder / "runs", ("sgd", "ewc", "drcl", "joint"))
-    write_run(folder / "runs", "drcl", 2, done=3)
-    return write_report(read.find([folder / "runs"]), folder / "report.html")
-
-
-class Outline(HTMLParser):
-    """Tags, their attributes and the visible words of a page; complains about unbalanced tags."""
-
-    void = frozenset({"meta", "br", "img", "path", "use", "link", "hr", "input"})
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.words: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.void:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        if tag not in self.void:
-            assert self.open, f"</{tag}> closes nothing"
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" not in self.open:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", "".join(self.words))
-
-
-# ---- what it says
 
 
 def test_the_page_is_one_file_that_needs_nothing_else(written):
@@ -107,25 +52,6 @@ def test_every_run_directory_is_on_the_page_and_no_other_path(written):
         assert f"<code>runs/{run.path.name}</code>" in html
     assert str(written.parent) not in html
     assert "drcl report runs -o report.html" in html
-
-
-def test_every_picture_has_words(written):
-    outline = Outline(written.read_text(encoding="utf-8"))
-    pictures = [attributes for tag, attributes in outline.tags if tag == "svg"]
-    # accuracy, forgetting; a matrix for sgd, ewc and drcl; drift of drcl; movement; two of cost
-    assert len(pictures) == 9
-    ids = {attributes.get("id") for _, attributes in outline.tags}
-    for attributes in pictures:
-        assert attributes["role"] == "img"
-        assert set(attributes["aria-labelledby"].split()) <= ids
-
-
-def test_settings_are_said_once_where_methods_agree(written):
-    text = written.read_text(encoding="utf-8")
-    assert text.count("<code>epochs = 20</code>") == 1
-    assert text.count("<code>strength = 10.0</code>") == 1
-    assert "<dt>torch</dt><dd>2.13.0</dd>" in text
-    assert "<dt>git commit</dt><dd>0123456789ab</dd>" in text
 
 
 def test_names_are_text_and_never_markup(tmp_path):
@@ -175,9 +101,6 @@ def test_runs_without_cost_or_drift_still_make_a_page(tmp_path):
     assert sum(tag == "svg" for tag, _ in outline.tags) == 3  # accuracy, forgetting, matrix
 
 
-# ---- writing
-
-
 def test_writing_replaces_the_old_page_or_leaves_it(tmp_path, monkeypatch):
     runs = read.find([write_runs(tmp_path / "runs", ("sgd",), tasks=2)])
     target = tmp_path / "new" / "page.html"
@@ -201,56 +124,17 @@ def test_the_same_runs_make_the_same_page(tmp_path):
     assert page(runs) == page(runs)
 
 
-# ---- the finding
-
-
-def sentence(tmp_path, **accuracies):
-    for method, seeds in accuracies.items():
-        for seed, value in enumerate(seeds):
-            write_run(tmp_path, method, seed, R=final(value, value), seconds=15.0 if method == "drcl" else 10.0)
-    return findings.finding(rows(read.find([tmp_path])))
-
-
-def test_finding_states_the_lead_and_its_price(tmp_path):
-    text = sentence(tmp_path, sgd=[0.5, 0.52], ewc=[0.7, 0.72], drcl=[0.8, 0.82])
-    # 81.0 - 71.0 = 10.0, 81.0 - 51.0 = 30.0; 15 s against 10 s
-    assert text.startswith("After 2 tasks, drcl holds 81.0\N{NO-BREAK SPACE}% average accuracy")
-    assert ", 10.0 points above ewc and 30.0 above sgd; it " in text
-    assert "takes 1.50 times as long as sgd" in text
-    assert "spread" not in text
-
-
-def test_finding_does_not_claim_what_the_spread_forbids(tmp_path):
-    # 78.0 +- 14.1 against 75.0 +- 7.1
-    text = sentence(tmp_path, ewc=[0.7, 0.8], drcl=[0.68, 0.88])
-    assert "3.0 points above ewc (within the spread over seeds)" in text
-
-
-def test_finding_sees_no_lead_where_there_is_none(tmp_path):
-    text = sentence(tmp_path, sgd=[0.7001, 0.7], ewc=[0.7, 0.7])
-    assert text.startswith("After 2 tasks, sgd holds 70.0\N{NO-BREAK SPACE}% average accuracy, level with ewc")
-
-
-def test_finding_says_when_there_is_one_seed(tmp_path):
-    assert "(one seed each)" in sentence(tmp_path, sgd=[0.5], ewc=[0.7])
-
-
-def test_finding_names_the_bound_apart(tmp_path):
-    text = sentence(tmp_path, sgd=[0.5, 0.5], joint=[0.9, 0.9])
-    assert text.startswith("After 2 tasks, sgd holds 50.0\N{NO-BREAK SPACE}% average accuracy.")
-    assert text.endswith("Training on all data at once (joint) reaches 90.0\N{NO-BREAK SPACE}%.")
-
-
 def test_a_title_for_every_number_of_benchmarks():
     assert module._title([]) == "No runs to compare"
     assert module._title(["x"]) == "Continual learning on x"
     assert module._title(["x", "y"]) == "Continual learning on 2 benchmarks"
 
 
-# ---- in a browser
-
 _BROWSER = browser.find()
+
+
 needs_browser = pytest.mark.skipif(_BROWSER is None, reason="no chromium or chrome on this machine")
+
 
 _MEASURE = """
 (() => {

@@ -5,12 +5,10 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from drcl.lab import benchmarks, methods
-from drcl.lab.common import options
-from drcl.lab.common.options import OptionError
+from drcl.lab.common import fields as options
+from drcl.lab.common.fields import OptionError
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.training.settings import OPERATION, Training
 
@@ -159,31 +157,6 @@ def test_fewer_tasks_are_the_first_ones_and_more_are_new_ones():
     assert len(more.make_benchmark().stream(0, **more.stream_options())) == 11
 
 
-def test_options_carry_help():
-    for cls in (Training, *map(methods.get, methods.names())):
-        for row in options.table(cls):
-            assert row["help"], (cls, row)
-            assert row["kind"]
-
-
-plain = st.one_of(st.integers(-(2**40), 2**40), st.floats(allow_nan=False), st.booleans(), st.none())
-
-
-@settings(max_examples=60, deadline=None)
-@given(plain)
-def test_a_value_written_out_reads_back(value):
-    word = {bool: str(value).lower(), type(None): "none"}.get(type(value), repr(value))
-    got = options.convert("x", word, int | float | bool | None)
-    assert got == value
-    assert type(got) is type(value)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.text())
-def test_any_text_is_text_where_text_is_wanted(text):
-    assert options.convert("x", text, str) == text or options.read(text) == options.convert("x", text, str)
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_network_by_its_kind_and_one_of_its_arguments(order):
     given = dict([("model", "alexnet-gpm"), ("model.width", "0.25")][::order])
@@ -201,3 +174,23 @@ def test_none_where_it_is_not_the_default_survives_the_file(tmp_path):
     assert (method.samples, method.rank, method.stable) == (None, None, None)
     assert "stable" not in config.to_toml()  # none by default: left out
     assert config.name != RunConfig.make("digits-permuted", "drcl-kronecker", 0).name
+
+
+def test_plugins_are_kept_in_the_file_and_are_no_part_of_what_is_run(tmp_path, unregistered):
+    code = "from drcl.lab import register\nfrom drcl.lab.methods.sgd import SGD\n"
+    (tmp_path / "mine.py").write_text(code + "@register.method\nclass Mine(SGD):\n    name = 'mine'\n")
+    by_hand = tmp_path / "by hand.toml"
+    by_hand.write_text('plugins = ["mine.py"]\nbenchmark = "digits-split"\nmethod = "mine"\n')
+    config = RunConfig.from_toml(by_hand)  # beside the file, wherever we are
+    assert config.plugins == (str(tmp_path / "mine.py"),)
+    assert config.name == "digits-split-mine-seed0"
+    assert config.resolved().plugins == config.plugins
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    again = RunConfig.from_toml(tmp_path / "config.toml")
+    assert again.plugins == config.plugins
+    assert again.key() == config.key() == RunConfig("digits-split", "mine").key()
+    assert "plugins" not in RunConfig("digits-split", "mine").to_toml()
+    for wrong in ('"mine.py"', "[3]", "3"):
+        by_hand.write_text(f'plugins = {wrong}\nbenchmark = "digits-split"\nmethod = "mine"\n')
+        with pytest.raises(OptionError, match=r"by hand.toml: plugins is .*; give a list of modules or files"):
+            RunConfig.from_toml(by_hand)

@@ -5,10 +5,8 @@ import math
 
 import numpy as np
 import pytest
-import tomli_w
 from tests.lab.report.fake_runs import write_matrix, write_run, write_runs
 
-from drcl.lab.report.groups import group
 from drcl.lab.runs import read
 from drcl.lab.runs.read import Run
 
@@ -56,13 +54,6 @@ def test_a_repeated_drift_row_counts_once_with_its_later_value(tmp_path):
     assert Run.read(path).value("unmoved") == pytest.approx(0.5)  # (0.6 + 0.4) / 2
 
 
-def test_curve_points_may_lack_an_accuracy(tmp_path):
-    run = Run.read(write_run(tmp_path, R=R))
-    assert len(run.curve) == 6
-    assert math.isnan(run.curve[1].accuracy)
-    assert run.curve[1].loss == pytest.approx(0.92)
-
-
 def test_an_unfinished_run_says_how_far_it_came(tmp_path):
     run = Run.read(write_run(tmp_path, tasks=8, done=3))
     assert not run.finished
@@ -87,70 +78,12 @@ def test_a_failed_run_says_why(tmp_path):
     assert Run.read(path).status == "failed: the loss became NaN"
 
 
-def test_a_line_cut_by_a_kill_is_not_a_value(tmp_path):
-    path = write_run(tmp_path, R=R, done=1)
-    with (path / "accuracy.csv").open("a") as file:
-        file.write("1,0.7,0.")  # it was going to be 0.8
-    run = Run.read(path)
-    assert run.tasks_done == 1
-    assert run.problems == ()
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "sentence"),
-    [
-        ("config.toml", "benchmark = ", "config.toml is damaged"),
-        ("config.toml", 'benchmark = "b"\n', "config.toml does not say which method was run"),
-        ("result.json", '{"finished": tr', "result.json is damaged"),
-        ("cost.json", "[1, 2]", "cost.json is damaged (it holds a list, not a table)"),
-        ("environment.json", "\0", "environment.json is damaged"),
-        ("accuracy.csv", "", "accuracy.csv is empty"),
-        ("accuracy.csv", "a,b\n", "accuracy.csv is damaged (its first line is not task,0,1,2,...)"),
-        ("accuracy.csv", "task,0,1\n0,zero,\n", "accuracy.csv line 2 is damaged"),
-        ("accuracy.csv", "task,0,1\n0,0.5\n", "accuracy.csv line 2 is damaged (3 entries are expected"),
-        ("accuracy.csv", "task,0,1\n7,0.5,0.5\n", "accuracy.csv line 2 is damaged"),
-        ("accuracy.csv", "task,0,1\n0,90.0,\n", "an accuracy is a fraction from 0 to 1"),
-        ("accuracy.csv", "task,0,1\n0,0.5,\n0,0.6,\n", "accuracy.csv line 3 contradicts"),
-        ("drift.csv", "task,layer\n", "drift.csv is damaged"),
-        (
-            "drift.csv",
-            "task,layer,weights,unmoved,mean_change,largest_change,relative_change\n0,a,10,7,0,0,0\n",
-            "drift.csv line 2 is damaged (unmoved is 7; it is a share from 0 to 1)",
-        ),
-        ("curve.csv", "task,epoch,step,loss,accuracy\n0,0\n", "curve.csv line 2 is damaged"),
-    ],
-)
-def test_damage_is_told_in_a_sentence(tmp_path, file, text, sentence):
-    path = write_run(tmp_path, R=R)
-    (path / file).write_text(text)
-    run = Run.read(path)
-    assert any(sentence in problem for problem in run.problems), run.problems
-
-
-def test_bytes_that_are_no_text(tmp_path):
-    path = write_run(tmp_path, R=R)
-    (path / "accuracy.csv").write_bytes(b"\xff\xfe\x00")
-    run = Run.read(path)
-    assert any("accuracy.csv cannot be read" in problem for problem in run.problems)
-    assert not run.finished
-
-
 def test_finished_without_its_last_row_is_not_finished(tmp_path):
     path = write_run(tmp_path, R=R)
     write_matrix(path / "accuracy.csv", R, rows=1)
     run = Run.read(path)
     assert not run.finished
     assert run.status == "its accuracy matrix is incomplete"
-
-
-def test_a_result_that_its_matrix_contradicts(tmp_path):
-    path = write_run(tmp_path, R=R)
-    result = json.loads((path / "result.json").read_text())
-    result["average_accuracy"] = 0.99
-    (path / "result.json").write_text(json.dumps(result))
-    run = Run.read(path)
-    assert run.problems == ("result.json says average_accuracy is 0.99 but accuracy.csv gives 0.75; the latter counts",)
-    assert run.value("average_accuracy") == pytest.approx(0.75)
 
 
 def test_missing_costs_are_told(tmp_path):
@@ -193,60 +126,3 @@ def test_a_run_without_config_is_found_and_called_unreadable(tmp_path):
     (run,) = read.find([tmp_path])
     assert run.status == "unreadable"
     assert "it is not known what was run" in run.problems[0]
-
-
-def test_groups_hold_the_seeds_of_one_method(tmp_path):
-    groups = group(read.find([write_runs(tmp_path)]))
-    assert [(g.benchmark, g.label, len(g.finished)) for g in groups] == [
-        ("digits-permuted", "drcl", 2),
-        ("digits-permuted", "ewc", 2),
-        ("digits-permuted", "sgd", 2),
-    ]
-    mean = (groups[0].runs[0].matrix + groups[0].runs[1].matrix) / 2
-    np.testing.assert_allclose(groups[0].matrix(), mean)
-
-
-def test_other_options_are_another_group_and_only_they_are_named(tmp_path):
-    for strength in (1.0, 10.0):
-        for seed in range(2):
-            write_run(tmp_path, "drcl", seed, R=R, options={"strength": strength}, name=f"{strength}-{seed}")
-    write_run(tmp_path, "sgd", 0, R=R, training={"epochs": 5})
-    labels = [g.label for g in group(read.find([tmp_path]))]
-    assert labels == ["drcl (strength=1.0)", "drcl (strength=10.0)", "sgd"]
-
-
-def test_another_number_of_tasks_is_another_benchmark(tmp_path):
-    write_run(tmp_path, "sgd", 0, tasks=4, name="a")
-    write_run(tmp_path, "sgd", 0, tasks=8, name="b")
-    assert [g.benchmark for g in group(read.find([tmp_path]))] == [
-        "digits-permuted (tasks=4)",
-        "digits-permuted (tasks=8)",
-    ]
-
-
-def test_a_seed_counts_once(tmp_path):
-    write_run(tmp_path, "sgd", 0, R=R, name="first")
-    write_run(tmp_path, "sgd", 0, R=R, name="second")
-    write_run(tmp_path, "sgd", 1, R=R, done=1, name="third")
-    (g,) = group(read.find([tmp_path]))
-    assert [run.path.name for run in g.finished] == ["first"]
-    assert [(run.path.name, why) for run, why in g.left_out] == [("second", "repeats seed 0")]
-    assert [run.path.name for run in g.unfinished] == ["third"]
-
-
-def test_a_run_over_other_tasks_does_not_count(tmp_path):
-    write_run(tmp_path, "sgd", 0, R=R, name="first")
-    path = write_run(tmp_path, "sgd", 1, tasks=3, name="second")
-    config = (path / "config.toml").read_text().replace("tasks = 3", "tasks = 2")  # it says what it is not
-    (path / "config.toml").write_text(config)
-    (g,) = group(read.find([tmp_path]))
-    assert [(run.path.name, why) for run, why in g.left_out] == [("second", "has 3 tasks instead of 2")]
-    np.testing.assert_array_equal(g.matrix(), R)
-
-
-def test_options_of_any_kind_can_be_compared(tmp_path):
-    for name, value in (("a", {"inner": [1, 2]}), ("b", {"inner": [1, 3]})):
-        path = write_run(tmp_path, "m", 0, R=R, name=name)
-        config = {"benchmark": "x", "method": "m", "seed": 0, "method_options": value}
-        (path / "config.toml").write_text(tomli_w.dumps(config))
-    assert [g.label for g in group(read.find([tmp_path]))] == ["m (inner=[1, 2])", "m (inner=[1, 3])"]

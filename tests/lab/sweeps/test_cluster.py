@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 import pytest
+from tests.lab.sweeps.plans import QUICK
 
 from drcl.lab.common import plugins
 from drcl.lab.runs.read import Run
 from drcl.lab.sweeps import cluster, sweep, workers
 
-QUICK = {"tasks": 2, "epochs": 1, "limit_per_class": 12}
 PLUGIN = """
 from drcl.lab import register
 from drcl.lab.methods.sgd import SGD

@@ -3,54 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from tests.lab.training.toys import PLAN, blobs, learner, stream, weights
 from torch.nn import functional as F
 
 from drcl.lab import networks, streams
 from drcl.lab.common import seeds
-from drcl.lab.data.base import DataSet, Split
-from drcl.lab.methods.base import Batch, Method
-from drcl.lab.methods.joint import Joint
 from drcl.lab.methods.sgd import SGD
-from drcl.lab.training.events import Event
-from drcl.lab.training.learner import Learner, Plan, Watcher
-from drcl.lab.training.mixture import Mixture
-from drcl.lab.training.settings import Training
-
-PLAN = Plan(epochs=2, batch=8, lr=0.1, momentum=0.9)
-
-
-def blobs(classes: int = 4, train: int = 24, test: int = 10, seed: int = 0) -> DataSet:
-    """Images of a class are noise about a pattern of its own: easy, and learned in a few steps."""
-    rng = np.random.default_rng(seed)
-    patterns = rng.integers(40, 215, (classes, 1, 4, 4))
-
-    def split(count: int) -> Split:
-        labels = np.tile(np.arange(classes), count)
-        images = np.clip(patterns[labels] + rng.normal(0, 12, (len(labels), 1, 4, 4)), 0, 255).astype(np.uint8)
-        return Split(images, labels)
-
-    return DataSet("blobs", split(train), split(test), tuple(map(str, range(classes))))
-
-
-def stream(scenario: str = "task", tasks: int = 2, **options) -> streams.Stream:
-    return streams.class_split(blobs(2 * tasks), seed=1, classes_per_task=2, scenario=scenario, **options)
-
-
-def learner(method: Method | None = None, on: streams.Stream | None = None, plan: Plan = PLAN, **options) -> Learner:
-    on = on or stream()
-    model = networks.build({"kind": "mlp", "hidden": [6], **options.pop("model", {})}, on, seed=5)
-    watcher = options.pop("watcher", None)
-    return Learner(on, model, method or SGD(), plan, Training(**options), seed=7, watcher=watcher)
-
-
-def weights(model) -> dict[str, torch.Tensor]:
-    return {name: t.clone() for name, t in model.state_dict().items()}
+from drcl.lab.training.budget import Plan
+from drcl.lab.training.events import Watcher
+from drcl.lab.training.learner import Learner
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
@@ -173,83 +140,11 @@ def test_the_matrix_is_measured_on_every_seen_test_set():
     assert np.diag(R).min() > 0.8
 
 
-def test_unseen_tasks_and_the_untrained_network_on_request():
-    made = learner(evaluate_unseen=True)
-    untrained = networks.build({"kind": "mlp", "hidden": [6]}, made.stream, seed=5).eval()
-    made.run()
-    assert not np.isnan(made.matrix).any()
-    for j, task in enumerate(made.stream):
-        x, y = task.test.take(slice(None))
-        assert made.untrained is not None
-        assert made.untrained[j] == float((untrained(x, j).argmax(1) == y).double().mean())
-    growing = learner(on=stream("class"), evaluate_unseen=True)
-    growing.run()
-    assert math.isnan(growing.matrix[0][1])  # classes it has not met cannot be answered
-
-
-def test_ends_measures_the_diagonal_and_the_last_row():
-    made = learner(on=stream(tasks=4), evaluate="ends")
-    made.run()
-    there = ~np.isnan(np.array(made.matrix))
-    assert there.tolist() == [[i == j or i == 3 for j in range(4)] for i in range(4)]
-
-
 def test_class_incremental_answers_with_classes_met_so_far():
     made = learner(on=stream("class"), plan=Plan(epochs=8, batch=8, lr=0.1, momentum=0.9))
     made.run()
     assert made.matrix[0][0] > 0.9
     assert made.matrix[1][0] < 0.5 < made.matrix[1][1]  # fine-tuning keeps the newest classes only
-
-
-def test_joint_is_no_worse_than_fine_tuning_and_trains_all_heads_at_once():
-    on = stream("class", tasks=3)
-    plan = Plan(epochs=20, batch=8, lr=0.05, momentum=0.9)
-    together, tuned = learner(Joint(), on, plan), learner(SGD(), on, plan)
-    together.run()
-    tuned.run()
-    assert np.mean(together.matrix[-1]) > 0.9 > np.mean(tuned.matrix[-1])
-    assert np.isnan(together.matrix[:-1]).all()
-    assert together.cost.gradient_evaluations == 20 * math.ceil(3 * 48 / 8)
-    heads = learner(Joint(), stream(tasks=3), plan)
-    start = weights(heads.model)
-    heads.run()
-    assert np.mean(heads.matrix[-1]) > 0.9
-    assert not any(torch.equal(start[name], value) for name, value in heads.model.state_dict().items())
-
-
-def test_a_mixture_holds_every_example_once_with_its_own_head():
-    on = stream(tasks=3)
-    data = Mixture(list(on), 7, seed=3)
-    batches = list(data.epoch(0))
-    assert len(batches) == data.batches == math.ceil(3 * 48 / 7)
-    rows = sorted((int(h), int(y), x.numpy().tobytes()) for b in batches for x, y, h in zip(b.x, b.y, b.heads()))
-    wanted = []
-    for task in on:
-        x, y = task.train.take(slice(None))
-        wanted += [(task.head, int(label), image.numpy().tobytes()) for image, label in zip(x, y)]
-    assert rows == sorted(wanted)
-    again = list(data.epoch(0, start=11))
-    assert len(again) == len(batches) - 11
-    for a, b in zip(batches[11:], again):
-        assert torch.equal(a.x, b.x)
-        assert torch.equal(a.heads(), b.heads())
-    assert not torch.equal(next(data.epoch(1)).x, batches[0].x)
-
-
-def test_a_mixed_batch_is_scored_by_each_examples_own_head():
-    on = stream(tasks=3)
-    made = learner(on=on)
-    batch = next(Mixture(list(on), 16, seed=0).epoch(0))
-    singles = [batch.rows(slice(i, i + 1)) for i in range(16)]
-    one_by_one = [F.cross_entropy(made.model(b.x, int(b.heads()[0])), b.y).detach() for b in singles]
-    found = float(made.method.loss(batch).detach())
-    assert found == pytest.approx(float(torch.stack(one_by_one).mean()), rel=1e-5)
-    both = Batch(batch.x, batch.y, 1).with_more(Batch(batch.x, batch.y, 2))
-    assert both.heads().tolist() == [1] * 16 + [2] * 16
-    assert Batch(batch.x, batch.y, 1).with_more(Batch(batch.x, batch.y, 1)).head == 1
-    part = both.rows(slice(15, 18))
-    assert part.heads().tolist() == [1, 2, 2]
-    assert len(part) == 3
 
 
 def test_online_accuracy_is_taken_before_the_update():
@@ -271,35 +166,6 @@ def test_online_accuracy_is_taken_before_the_update():
         assert made.online[index] == hits / 36
     assert np.isnan(made.matrix[0][1])
     assert not np.isnan(made.matrix[1]).any()
-
-
-def test_drift_compares_the_trunk_before_and_after_each_task():
-    states: list[dict[str, torch.Tensor]] = []
-    rows: list = []
-
-    class Look(Watcher):
-        def drift(self, found):
-            rows.extend(found)
-            states.append(weights(made.model))
-
-    made = learner(on=stream(tasks=3), watcher=Look(), step_norms=True)
-    states.append(weights(made.model))
-    made.run()
-    for task in range(3):
-        old = torch.cat([states[task][f"trunk.fc1.{n}"].flatten() for n in ("weight", "bias")]).double()
-        new = torch.cat([states[task + 1][f"trunk.fc1.{n}"].flatten() for n in ("weight", "bias")]).double()
-        row = rows[task]
-        assert (row.task, row.layer, row.weights) == (task, "fc1", 16 * 6 + 6)
-        assert row.unmoved == float((old == new).double().mean())
-        assert row.mean_change == pytest.approx(float((old - new).abs().mean()))
-        assert row.largest_change == pytest.approx(float((old - new).abs().max()))
-        assert row.relative_change == pytest.approx(float((old - new).norm() / old.norm()))
-        if task:
-            assert made.drifts[task - 1]["stiffness"] == pytest.approx(float((old - new).norm()))
-            small = ((old - new).abs() < 0.05 * old.abs()) | (old == new)
-            assert made.drifts[task - 1]["effective_stability"] == float(small.double().mean())
-    assert len(made.drifts) == 2
-    assert len(made.step_norms) == 3
 
 
 def test_the_first_epochs_accuracy_is_measured_after_exactly_one():
@@ -327,15 +193,6 @@ def test_a_later_learning_rate_and_a_clip():
     assert made.drifts[0]["stiffness"] < 12 * 0.01 * 1e-3 * 10
 
 
-def test_the_callers_world_is_left_alone():
-    torch.manual_seed(11)
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    learner(threads=1, model={"dropout": 0.5}).run()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 def test_the_same_seed_gives_the_same_bits_and_another_other_ones():
     def final(seed: int):
         on = stream()
@@ -348,45 +205,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_other_ones():
     assert not torch.equal(final(1), final(2))
 
 
-def test_events_count_and_time_goes_forward():
-    events: list[Event] = []
-
-    class Look(Watcher):
-        def event(self, event):
-            events.append(event)
-
-    learner(watcher=Look()).run()
-    assert [(e.kind, e.task) for e in events if e.kind not in ("step", "finish")] == [
-        (kind, task) for task in (0, 1) for kind in ("task", "epoch", "epoch", "consolidation", "evaluation")
-    ]
-    last = events[-1]
-    assert (last.kind, last.tasks) == ("finish", 2)
-    assert last.average_accuracy is not None
-    assert [(e.epoch, e.epochs, e.step, e.steps) for e in events if e.kind == "epoch"] == [
-        (0, 2, 6, 12),
-        (1, 2, 12, 12),
-    ] * 2
-    seconds = [e.seconds for e in events]
-    assert seconds == sorted(seconds)
-
-
-def test_devices_that_are_not_there_are_refused():
-    with pytest.raises(ValueError, match="device='gpu'"):
-        learner(device="gpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="no CUDA device"):
-            learner(device="cuda")
-    learner(device="auto")
-
-
 def test_half_precision_trains():
     made = learner(precision="bf16", plan=Plan(epochs=6, batch=8, lr=0.1, momentum=0.9))
     made.run()
     assert all(p.dtype == torch.float32 for p in made.model.parameters())
     assert made.matrix[0][0] > 0.8
-
-
-def test_an_empty_task_is_refused():
-    task = stream()[0]
-    with pytest.raises(ValueError, match="no training examples"):
-        Mixture([replace(task, train=task.train.subset(np.arange(0)))], 8, seed=0)

@@ -13,7 +13,7 @@ from drcl.lab.networks import Network
 from drcl.lab.streams import BUILDERS, Scenario, Stream
 from drcl.lab.streams.view import View
 
-Schedule = Literal["constant", "cosine"]
+Schedule = Literal["constant", "cosine", "plateau"]
 _PIXELS = ("mean", "std", "size", "pad", "channels", "crop", "flip")
 
 

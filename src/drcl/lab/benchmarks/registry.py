@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from drcl.lab.benchmarks.benchmark import Benchmark
-from drcl.lab.common.options import nearest
+from drcl.lab.common.fields import nearest
 from drcl.lab.common.plugins import PluginError
 from drcl.lab.common.registry import Registry
 from drcl.lab.streams import BUILDERS, Stream

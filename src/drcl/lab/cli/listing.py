@@ -19,7 +19,7 @@ from drcl.lab import benchmarks, methods
 from drcl.lab.cli.arguments import Plugins, load
 from drcl.lab.cli.data import list_ as list_data
 from drcl.lab.cli.terminal import USAGE, console, fail
-from drcl.lab.common import options
+from drcl.lab.common import fields as options
 from drcl.lab.common.registry import Registry
 from drcl.lab.networks import TRUNKS
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from drcl.lab.common import plugins
-from drcl.lab.common.options import nearest
+from drcl.lab.common.fields import nearest
 from drcl.lab.common.plugins import PluginError
 
 T = TypeVar("T")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
 
 
 class Registry(Mapping[str, T]):
@@ -34,7 +34,7 @@ class Registry(Mapping[str, T]):
         """Add one from outside; `module` says whose it is where no plugin is being loaded."""
         whose = plugins.current(module)
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            allowed = "letters, digits, - and _, because it becomes part of file names"
+            allowed = "letters, digits, -, _ and +, because it becomes part of file names"
             raise PluginError(f"{self.kind} name {name!r}: use {allowed}")
         if name in self.ours:
             raise PluginError(f"{self.kind} {name!r}: drcl has one of that name; give yours another")

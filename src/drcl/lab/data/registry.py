@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from drcl.lab.common.options import nearest
+from drcl.lab.common.fields import nearest
 from drcl.lab.common.plugins import PluginError
 from drcl.lab.common.registry import Registry
 from drcl.lab.data import sets

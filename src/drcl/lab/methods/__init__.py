@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from typing import TypeVar
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.common.plugins import PluginError
 from drcl.lab.common.registry import Registry
 from drcl.lab.methods.base import Batch, Knob, Method, Setting, Where

@@ -23,6 +23,11 @@ Layer = nn.Linear | nn.Conv2d
 NOISE = 1e-12
 
 
+def without_inputs(layers: Iterable[str], protected: Iterable[str]) -> set[str]:
+    """What is protected but has no inputs to project by: scale and shift of norm layers."""
+    return set(protected) - {f"{name}.{word}" for name in layers for word in ("weight", "bias")}
+
+
 def matrix_layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> dict[str, Layer]:
     """Linear and convolutional layers whose weights are among `parameters`, by name."""
     found: dict[str, Layer] = {}

@@ -14,6 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from drcl.lab.common import seeds
+from drcl.lab.methods.base import Method
+from drcl.lab.streams import Task
+
 Positive = Literal["softplus", "plain"]
 
 
@@ -199,3 +203,20 @@ def scale_bytes(layers: Iterable[Gaussian]) -> int:
     """What the standard deviations take beside the network's own weights."""
     scales = [s for layer in layers for s in (layer.weight_scale, layer.bias_scale) if s is not None]
     return sum(s.nbytes for s in scales)
+
+
+class Bayesian(Method):
+    """Base of methods whose `layers` are Gaussian ones."""
+
+    layers: dict[str, Gaussian]  # set by its `build`, hence no dataclass: it is no option
+
+    def state_bytes(self) -> int:
+        """The standard deviations count; the means are the network itself."""
+        return super().state_bytes() + scale_bytes(self.layers.values())
+
+    def drawn(self, x: Tensor, task: Task, draws: int) -> Tensor:
+        """Log-probabilities of a task's classes, ``[draws, B, C]``, under that many draws of all weights, which are
+        always the same ones."""
+        generator = torch.Generator().manual_seed(seeds.derive(self.setting.seed, self.name, "answer"))
+        with noise(self.layers.values(), generator):
+            return torch.stack([F.log_softmax(self.model(x, task.head), dim=1) for _ in range(draws)])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from drcl import DRCL
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.options import HELP, KINDS
 
 Class = TypeVar("Class", bound=type)

@@ -6,13 +6,11 @@ goes on with the same memory. An example keeps the head that has to answer it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from drcl.lab.methods.base import Batch, Method, Setting
 from drcl.lab.networks import Network
@@ -36,9 +34,10 @@ def filled(memory: Memory) -> int:
     return min(int(memory["offered"]), len(memory["y"]))
 
 
-def offer(memory: Memory, batch: Batch, generator: torch.Generator) -> None:
+def offer(memory: Memory, batch: Batch, generator: torch.Generator, **more: Tensor) -> None:
     """Reservoir sampling (Vitter 1985): the n-th example offered is kept with probability rows / n, in the place of a
-    random one, which leaves every example offered so far equally likely to be there."""
+    random one, which leaves every example offered so far equally likely to be there. `more` are columns of the memory
+    beside images, labels and heads."""
     rows, heads = len(memory["y"]), batch.heads()
     # One word an example, drawn at once: float64 is exact enough for streams of any length.
     chance = torch.rand(len(batch), generator=generator, dtype=torch.float64).tolist()
@@ -54,17 +53,23 @@ def offer(memory: Memory, batch: Batch, generator: torch.Generator) -> None:
     device = memory["y"].device
     to = torch.tensor(list(places), device=device)
     chosen = torch.tensor(list(places.values()), device=batch.y.device)
-    memory["x"][to] = batch.x[chosen].detach().to(device=device, dtype=memory["x"].dtype)
-    memory["y"][to] = batch.y[chosen].to(device)
-    memory["head"][to] = heads[chosen].to(device)
+    for key, column in {"x": batch.x, "y": batch.y, "head": heads, **more}.items():
+        memory[key][to] = column[chosen].detach().to(device=device, dtype=memory[key].dtype)
+
+
+def draw_rows(memory: Memory, count: int, generator: torch.Generator) -> Tensor:
+    """Where `count` different examples lie, at random; all of them where there are no more."""
+    return torch.randperm(filled(memory), generator=generator)[:count].to(memory["y"].device)
 
 
 def draw(memory: Memory, count: int, generator: torch.Generator) -> Batch | None:
     """`count` different examples at random, all of them where there are no more, None where there are none."""
-    held = filled(memory)
-    if held == 0:
+    if filled(memory) == 0:
         return None
-    rows = torch.randperm(held, generator=generator)[:count].to(memory["y"].device)
+    return at_rows(memory, draw_rows(memory, count, generator))
+
+
+def at_rows(memory: Memory, rows: Tensor) -> Batch:
     return Batch(memory["x"][rows], memory["y"][rows], memory["head"][rows])
 
 
@@ -72,19 +77,6 @@ def trunk_and_heads(model: Network, heads: list[int]) -> dict[str, nn.Parameter]
     """What remembered examples can teach: the trunk and the heads of all tasks that have come."""
     parts = [model.groups()["trunk"], *(model.head_parameters(head) for head in heads)]
     return {name: p for part in parts for name, p in part.items()}
-
-
-@contextlib.contextmanager
-def judging(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a look at remembered examples: no dropout, and no norm statistics are written."""
-    modes = [(module, module.training) for module in model.modules()]
-    for module, _ in modes:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @dataclass

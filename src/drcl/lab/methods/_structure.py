@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _gaussian
 from drcl.lab.methods.base import Abilities, Batch, Method, Setting
 from drcl.lab.methods.wsn import pack, unpack

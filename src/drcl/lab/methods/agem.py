@@ -23,10 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
-from drcl.lab.methods import _checks, _memory
+from drcl.lab.common.fields import option
+from drcl.lab.methods import _checks
 from drcl.lab.methods._memory import Remembering
 from drcl.lab.methods.base import Abilities, Batch, mixed_cross_entropy
+from drcl.lab.networks.norms import judging
 from drcl.lab.streams import Task
 
 
@@ -53,7 +54,7 @@ class AGEM(Remembering):
     def reference_gradient(self, examples: Batch, own: list[nn.Parameter]) -> list[Tensor | None]:
         """Of remembered examples; None where they do not reach."""
         self.gradients += 1
-        with _memory.judging(self.model), torch.enable_grad():
+        with judging(self.model), torch.enable_grad():
             return list(torch.autograd.grad(mixed_cross_entropy(self.model, examples), own, allow_unused=True))
 
     def after_task(self, task: Task) -> None:

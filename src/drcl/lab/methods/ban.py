@@ -4,7 +4,7 @@ earlier tasks use is held by their posterior, all else is free."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,11 +13,12 @@ from torch.distributions import Beta, kl_divergence
 from torch.nn import functional as F
 
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
-from drcl.lab.methods import _checks, _memory
+from drcl.lab.common.fields import option
+from drcl.lab.methods import _checks
 from drcl.lab.methods._structure import Structured
-from drcl.lab.methods.base import Knob, Setting
+from drcl.lab.methods.base import Abilities, Knob, Setting
 from drcl.lab.networks import Network
+from drcl.lab.networks.norms import judging
 from drcl.lab.streams import Task
 
 
@@ -56,6 +57,7 @@ class BAN(Structured):
 
     name: ClassVar[str] = "ban"
     about: ClassVar[str] = "Bayesian weights and masks that adapt depth and width, in two stages (ICML 2024)"
+    abilities: ClassVar[Abilities] = replace(Structured.abilities, branches=False)  # inputs are added to outputs
     tunes: ClassVar[Knob | None] = Knob("kl")
 
     kl: float = option(0.1, "factor on all KL terms; 1 is the variational bound")
@@ -147,7 +149,7 @@ class BAN(Structured):
     @torch.no_grad()
     def validation_accuracy(self, task: Task) -> float:
         hits, device = 0, self.setting.device
-        with _memory.judging(self.model):
+        with judging(self.model):
             for x, y in task.valid.batches(256, shuffle=False, augment=False):
                 hits += int((self.predict(x.to(device), task).argmax(1) == y.to(device)).sum())
         return hits / len(task.valid)

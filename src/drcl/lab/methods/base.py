@@ -7,12 +7,14 @@ can take (`abilities`) and has only the hooks it needs:
     data            which tasks' training data this task trains on; none at all skips the task
     before_task     reset what belongs to one task
     before_stage    the same for each of its `stages`, where a task is trained more than once
+    stage_share     how many of a task's steps a stage has, as a share
     optimizer       a fresh one for each stage, over `parameters` of that task
     before_step     sees the whole batch; may enlarge it (replay), always behind its own examples
     loss            of a batch; the penalty of a regulariser may be added here or, as a gradient, afterwards
     after_backward  reads or edits gradients in place, as those of the whole batch
     step            one step of the optimizer; most never touch it
     after_step      clamp, accumulate
+    restored        network and state have been put back to the best epoch, with which the stage ends
     after_task      importance, memory, masks
     deployed        puts the weights to be judged into the network for the time of an evaluation
     predict         logits of a task's head
@@ -107,6 +109,7 @@ class Setting:
     optimizer: str = "sgd"
     weight_decay: float = 0.0
     online: bool = False
+    momentum_given: bool = False  # for this task alone: it counts for more than a momentum of the method's own
 
     def make_optimizer(self, params: Any, **changes: Any) -> torch.optim.Optimizer:
         """The optimizer the run asks for, over parameters, named parameters or groups."""
@@ -162,6 +165,9 @@ class Method:
 
     def before_stage(self, task: Task, stage: int) -> None: ...
 
+    def stage_share(self, stage: int) -> float:
+        return 1.0
+
     def parameters(self, task: Task) -> dict[str, nn.Parameter]:
         """What this task trains, by name: the trunk and its own head, never another task's."""
         return self.model.groups()["trunk"] | self.model.head_parameters(task.head)
@@ -187,6 +193,8 @@ class Method:
         return loss
 
     def after_step(self) -> None: ...
+
+    def restored(self) -> None: ...
 
     # ---- judgement
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from drcl.importance import Labels
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _fisher
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Abilities, Knob

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _bases, _checks
 from drcl.lab.methods.base import Knob
 from drcl.lab.methods.trgp import TRGP
@@ -29,7 +29,8 @@ class CUBER(TRGP):
 
     The loss of the new task gains lam/2 * sum over j in regime 3 of |(W - W_0) B_j|^2, with W_0 the weights it began
     with. Of the memory those columns are released which belong to tasks in regime 3 only; what a task in another
-    regime uses, in its own space or in one that it scales, stays held. One gradient a task is kept for this.
+    regime uses, in its own space or in one that it scales, stays held. One gradient for each task is kept for this. The
+    defaults of epsilon, correlation and lam are constants in the authors' public code of TRGP on CIFAR-100.
     """
 
     name: ClassVar[str] = "cuber"

@@ -27,8 +27,8 @@ from torch import Tensor
 from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
 from drcl.importance import Importance, Labels
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
-from drcl.lab.methods import _checks
+from drcl.lab.common.fields import option
+from drcl.lab.methods import _checks, _fisher
 from drcl.lab.methods._estimators import FromTheFirst, Reduced
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods._library import takes
@@ -94,11 +94,9 @@ class DouglasRachford(Method):
         if free:
             # All heads at once: those of other tasks have no gradient, and without one nothing moves.
             groups.append({"params": list(free.items()), "free": True})
-        momentum = setting.momentum if self.momentum is None else self.momentum
-        if self._solver()["splitting"] == "implicit" and self.momentum is None:
-            momentum = 0.0  # the implicit proposal takes none
         if setting.optimizer == "sgd":
-            self._optimizer = self._make(groups, lr=setting.lr, momentum=momentum, weight_decay=setting.weight_decay)
+            sgd = {"lr": setting.lr, "momentum": self._momentum(), "weight_decay": setting.weight_decay}
+            self._optimizer = self._make(groups, **sgd)
         else:
             self._optimizer = DRCL.around(setting.make_optimizer(groups), **self._solver())
         self._path = PathIntegral(self.path_damping).watch(self._optimizer) if self.importance == "path" else None
@@ -114,7 +112,17 @@ class DouglasRachford(Method):
         return DRCL(params, **sgd, **self._solver())
 
     def optimizer(self, task: Task) -> torch.optim.Optimizer:
+        """The same one for the whole run, with the learning rate and the momentum of this task."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["initial_lr"] = self.setting.lr
+            if self.setting.optimizer == "sgd":
+                group["momentum"] = self._momentum()
         return self._optimizer
+
+    def _momentum(self) -> float:
+        if self.setting.momentum_given or (self.momentum is None and self._solver()["splitting"] != "implicit"):
+            return self.setting.momentum
+        return self.momentum or 0.0  # the implicit proposal takes none
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> Tensor:
         return self._optimizer.step(closure)
@@ -124,8 +132,19 @@ class DouglasRachford(Method):
         with self._optimizer.deployed():
             yield
 
+    @torch.no_grad()
+    def restored(self) -> None:
+        """z was measured and becomes y, as at the end of a task; a proposal that had not been negotiated is dropped."""
+        self._optimizer.eval()
+        for p, state in self._optimizer.protected():
+            state.pop("start", None)
+            if "z" in state:
+                state["z"].copy_(p)
+        progress = self._optimizer.progress
+        progress.mode, progress.steps_in_proposal, progress.gammas = "train", 0, []
+
     def after_task(self, task: Task) -> None:
-        count = len(task.train) if self.samples is None else min(self.samples, len(task.train))
+        count = _fisher.number_of(self.samples, task)
         if self._path is not None:
             self._optimizer.consolidate(self.model, None, importance=self._path)
             return

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from drcl import DRCL, Kronecker
 from drcl.importance import Labels
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods._library import takes
 from drcl.lab.methods.drcl import DouglasRachford

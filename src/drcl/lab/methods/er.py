@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods._memory import Remembering
 from drcl.lab.methods.base import Abilities, Batch

@@ -8,20 +8,18 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from drcl.importance import Labels
-from drcl.lab.common import seeds
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _fisher, _gaussian
 from drcl.lab.methods._fisher import LABELS
-from drcl.lab.methods.base import Abilities, Batch, Knob, Method, Setting
+from drcl.lab.methods.base import Abilities, Batch, Knob, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
 
 @dataclass
-class EVCL(Method):
+class EVCL(_gaussian.Bayesian):
     """Batra, Clark, "EVCL: Elastic Variational Continual Learning with Weight Consolidation", 2024 (arXiv 2406.15972).
 
     Every shared weight is N(mu, sigma^2) with prior N(mu_old, sigma_old^2), the posterior of the task before; the first
@@ -126,13 +124,8 @@ class EVCL(Method):
     def predict(self, x: Tensor, task: Task) -> Tensor:
         if not self.test_samples:
             return self.model(x, task.head)
-        generator = torch.Generator().manual_seed(seeds.derive(self.setting.seed, "evcl", "answer"))
-        with _gaussian.noise(self.layers.values(), generator):
-            drawn = [F.log_softmax(self.model(x, task.head), dim=1) for _ in range(self.test_samples)]
-        return torch.logsumexp(torch.stack(drawn), 0) - torch.tensor(float(len(drawn))).log()
-
-    def state_bytes(self) -> int:
-        return super().state_bytes() + _gaussian.scale_bytes(self.layers.values())
+        drawn = self.drawn(x, task, self.test_samples)
+        return torch.logsumexp(drawn, 0) - torch.tensor(float(len(drawn))).log()
 
     def _normals(self) -> list[tuple[str, str, nn.Parameter, Tensor]]:
         """Every normal variable: its layer, "weight" or "bias", its means and its standard deviations."""

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from drcl.importance import Fisher, Labels
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
-from drcl.lab.methods import _checks, _quadratic
-from drcl.lab.methods._estimators import Reduced
+from drcl.lab.common.fields import option
+from drcl.lab.methods import _checks, _fisher, _quadratic
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
@@ -82,15 +81,10 @@ class EWC(Method):
         self._warn()
 
     def fisher(self, task: Task) -> dict[str, Tensor]:
-        count = len(task.train) if self.samples is None else min(self.samples, len(task.train))
-        self.gradients += -(-count // self.setting.batch)
+        count = _fisher.number_of(self.samples, task)
         seed = seeds.derive(self.setting.seed, "fisher", task.index)
-        estimator = Reduced(Fisher(samples=count, labels=self.labels, seed=seed))
-        batches = list(self.sample(task, count, "fisher"))
-        with self.one_by_one(task, batches):
-            return estimator.estimate(
-                self.model, batches, self.protected(), lambda model, batch: (model(batch[0], task.head), batch[1])
-            )
+        estimator = Fisher(samples=count, labels=self.labels, seed=seed)
+        return _fisher.estimate(self, estimator, task, self.protected(), count, "fisher")
 
     def _warn(self) -> None:
         # Several anchors pull together, so their curvatures add up weight by weight.

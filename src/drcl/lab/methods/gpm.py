@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _bases, _checks
 from drcl.lab.methods.base import Abilities, Knob, Method, Setting
 from drcl.lab.networks import Network
@@ -65,9 +65,7 @@ class GPM(Method):
         trained = super().parameters(task)
         if not self.state:
             return trained
-        # What is protected but has no input space: scale and shift of norm layers.
-        covered = {f"{name}.{word}" for name in self.layers for word in ("weight", "bias")}
-        loose = self.protected().keys() - covered
+        loose = _bases.without_inputs(self.layers, self.protected())
         return {name: p for name, p in trained.items() if name not in loose}
 
     def after_backward(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks
 from drcl.lab.methods.base import Abilities, Batch, Knob, Method, Setting
 from drcl.lab.networks import Network

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks
 from drcl.lab.methods._structure import Structured, key
 from drcl.lab.methods.base import Knob

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _quadratic
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task

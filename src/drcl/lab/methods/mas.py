@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from drcl.importance import MAS as Estimator
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
-from drcl.lab.methods import _checks, _quadratic
-from drcl.lab.methods._estimators import Reduced
+from drcl.lab.common.fields import option
+from drcl.lab.methods import _checks, _fisher, _quadratic
 from drcl.lab.methods.base import Knob, Method
 from drcl.lab.streams import Task
 
@@ -58,9 +57,8 @@ class MAS(Method):
 
     def importance(self, task: Task) -> dict[str, Tensor]:
         """Of one task, at the weights as they are."""
-        count = len(task.train) if self.samples is None else min(self.samples, len(task.train))
-        self.gradients += -(-count // self.setting.batch)
-        estimator = Reduced(Estimator(samples=count, seed=seeds.derive(self.setting.seed, "mas", task.index)))
+        count = _fisher.number_of(self.samples, task)
+        estimator = Estimator(samples=count, seed=seeds.derive(self.setting.seed, "mas", task.index))
 
         def forward(model: nn.Module, batch: Any) -> tuple[Tensor, None]:
             logits = model(batch[0], task.head)
@@ -68,6 +66,4 @@ class MAS(Method):
             # Classes still to come have a logit that stands for "never", not an output to be kept.
             return (logits[:, heads.seen] if heads.kind == "growing" else logits), None
 
-        batches = list(self.sample(task, count, "samples"))
-        with self.one_by_one(task, batches):
-            return estimator.estimate(self.model, batches, self.protected(), forward)
+        return _fisher.estimate(self, estimator, task, self.protected(), count, "samples", forward)

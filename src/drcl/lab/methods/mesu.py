@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _gaussian
-from drcl.lab.methods.base import Abilities, Batch, Knob, Method, Setting
+from drcl.lab.methods.base import Abilities, Batch, Knob, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
@@ -61,7 +60,7 @@ class Metaplastic(torch.optim.Optimizer):
 
 
 @dataclass
-class MESU(Method):
+class MESU(_gaussian.Bayesian):
     """Bonnet, Cottart, Hirtzlin, Januel, Dalgaty, Vianello, Querlioz, "Bayesian continual learning and forgetting in
     neural networks", Nature Communications 2025 (arXiv 2504.13569).
 
@@ -153,11 +152,4 @@ class MESU(Method):
     def predict(self, x: Tensor, task: Task) -> Tensor:
         if not self.test_samples:
             return self.model(x, task.head)
-        generator = torch.Generator().manual_seed(seeds.derive(self.setting.seed, "mesu", "answer"))
-        with _gaussian.noise(self.layers.values(), generator):
-            drawn = [F.log_softmax(self.model(x, task.head), dim=1) for _ in range(self.test_samples)]
-        return torch.stack(drawn).mean(0)
-
-    def state_bytes(self) -> int:
-        """The standard deviations; the means are the network itself."""
-        return super().state_bytes() + _gaussian.scale_bytes(self.layers.values())
+        return self.drawn(x, task, self.test_samples).mean(0)

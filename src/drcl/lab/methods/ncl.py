@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 
 from drcl.importance import Labels
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _kronecker, _quadratic
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Abilities, Knob, Method
@@ -39,7 +39,8 @@ class NaturalContinualLearning(Method):
     F is (A (x) G) / t of each linear or convolutional layer, with the second moments A of its inputs and G of its
     output derivatives summed over the t tasks so far; elsewhere a diagonal. F / prior + 1 is inverted exactly in the
     eigenvectors of A and G, where the paper adds the prior to each factor. The first task trains freely. A momentum
-    buffer adds up such steps; weight decay and Adam would bend them, and are refused.
+    buffer adds up such steps; weight decay and Adam would bend them, and are refused. The paper's prior is one over the
+    number of a task's examples; the default was chosen on validation data of both digits benchmarks.
     """
 
     name: ClassVar[str] = "ncl"

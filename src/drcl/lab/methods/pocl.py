@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _memory
 from drcl.lab.methods.base import Batch, Knob
 from drcl.lab.methods.er import ER

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from drcl.importance import Labels
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _kronecker, _quadratic
 from drcl.lab.methods._fisher import LABELS
 from drcl.lab.methods.base import Batch, Knob, Method
@@ -38,7 +38,8 @@ class RotatedEWC(Method):
     As in the paper a convolution is rotated over its channels, the same rotation at every kernel position, and its bias
     is left out; ``convolutions=patches`` rotates whole patches. A linear layer's bias is the weight of an input that is
     always 1. Over several tasks the moments are summed, and what earlier tasks left is carried over as the diagonal of
-    their Fisher information in the new directions. What is no linear or convolutional layer has the penalty of EWC.
+    their Fisher information in the new directions. What is no linear or convolutional layer has the penalty of EWC. The
+    default lam was chosen on validation data of both digits benchmarks; too large a one diverges, as in EWC.
     """
 
     name: ClassVar[str] = "r-ewc"

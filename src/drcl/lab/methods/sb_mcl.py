@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks
 from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
@@ -37,22 +37,27 @@ class SBMCL(Method):
     other classes, so this is the method without meta-training, in one of two readings:
 
         frozen   the trunk is trained in the first task, with a linear head that is then left aside; later tasks only
-                 add statistics, so nothing is ever forgotten and training costs nothing
+                 add statistics, cost no training, and with heads of their own nothing is ever forgotten
         tuned    the trunk is trained in every task; the statistics of earlier classes stay as they were, in features
                  that have moved on: forgetting appears
 
     Classes that come again, in a domain-incremental stream, go on with their statistics. Until a task has statistics
     its linear head answers. In the authors' code the log-variance of the density counts fully in place of half.
+
+    The paper learns alpha0 and beta0 with the encoder, from 100 and 1000 on. Features of a network that is trained in
+    the usual way vary far less than beta0 / alpha0 = 10, so beta0 was chosen on validation data of the first three
+    tasks, one seed: digits-split 96.4 % at 0.1 and 84.8 % at 630, mnist-split with 500 images of each class 93.0 %
+    (0.04 to 0.16) and 84.7 %.
     """
 
     name: ClassVar[str] = "sb-mcl"
     about: ClassVar[str] = "class statistics with an exact posterior on the features of a network (ICML 2024)"
-    tunes: ClassVar[Knob | None] = Knob("beta0", 1e-1, 1e4)
+    tunes: ClassVar[Knob | None] = Knob("beta0")
 
     encoder: Literal["frozen", "tuned"] = option("frozen", "frozen: trained in the first task alone; tuned: in all")
     score: Literal["student-t", "gaussian"] = option("student-t", "density of a new example: exact, or a plain normal")
     alpha0: float = option(100.0, "first parameter of the Gamma prior on a feature's precision")
-    beta0: float = option(1000.0, "second parameter; beta0 / alpha0 is the variance expected before any data")
+    beta0: float = option(0.1, "second parameter; beta0 / alpha0 is the variance expected before any data")
 
     def check(self) -> None:
         _checks.positive(self.name, alpha0=self.alpha0, beta0=self.beta0)

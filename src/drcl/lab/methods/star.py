@@ -25,10 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drcl.lab.common.options import option
-from drcl.lab.methods import _checks, _memory
+from drcl.lab.common.fields import option
+from drcl.lab.methods import _checks
 from drcl.lab.methods.base import Batch, Knob
 from drcl.lab.methods.er import ER
+from drcl.lab.networks.norms import judging
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -56,7 +57,7 @@ class STAR(ER):
         remembered = self.remembered(self.replay or self.setting.batch, self.generator("stability"))
         if remembered is None or len(remembered) < 2:
             return
-        with _memory.judging(self.model), torch.enable_grad():
+        with judging(self.model), torch.enable_grad():
             examples, answers = self.correct(remembered)
             if len(examples) < 2:
                 return

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _bases, _checks, _quadratic
 from drcl.lab.methods._scales import Scales, key
 from drcl.lab.methods.base import Abilities, Batch, Knob, Setting

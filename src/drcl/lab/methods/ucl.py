@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from drcl.lab.common import seeds
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _gaussian
-from drcl.lab.methods.base import Abilities, Batch, Knob, Method, Setting
+from drcl.lab.methods.base import Abilities, Batch, Knob, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
 
 @dataclass
-class UCL(Method):
+class UCL(_gaussian.Bayesian):
     """Ahn, Cha, Lee, Moon, "Uncertainty-based Continual Learning with Adaptive Regularization", NeurIPS 2019.
 
     A layer has means m, plain biases b and one sigma a unit; training draws W = m + sigma * noise once a batch, answers
@@ -128,9 +128,6 @@ class UCL(Method):
 
     def after_task(self, task: Task) -> None:
         self.state["old"] = _gaussian.snapshot(self.layers)
-
-    def state_bytes(self) -> int:
-        return super().state_bytes() + _gaussian.scale_bytes(self.layers.values())
 
 
 def spread(sigma: Tensor, old: Tensor) -> Tensor:

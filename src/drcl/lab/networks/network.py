@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from drcl.lab.common import seeds
 from drcl.lab.networks.heads import HeadKind, Heads
-from drcl.lab.networks.norms import final_statistics, freeze_statistics, has_task_statistics, select_task
+from drcl.lab.networks.norms import PerTaskBatchNorm, freeze_statistics, has_task_statistics, judging, select_task
 from drcl.lab.networks.trunks import TRUNKS
 from drcl.lab.streams import Stream, Task
 
@@ -53,7 +53,7 @@ class Network(nn.Module):
             return [(rows[head], self.heads(together[rows[head]], head)) for head in present]
         # The task at hand goes first, so that what dropout draws for it does not depend on what is replayed.
         found = {head: self(x[rows[head]], head) for head in present if head in self._learning}
-        with final_statistics(self.trunk):
+        with judging(self.trunk, PerTaskBatchNorm):
             found |= {head: self(x[rows[head]], head) for head in present if head not in found}
         return [(rows[head], found[head]) for head in present]
 

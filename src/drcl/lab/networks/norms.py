@@ -109,15 +109,16 @@ def has_task_statistics(module: nn.Module) -> bool:
 
 
 @contextmanager
-def final_statistics(module: nn.Module) -> Iterator[None]:
-    """Inside, "per-task" layers normalise by the statistics they have, in training mode too, and leave them alone."""
-    layers = [(layer, layer.training) for layer in module.modules() if isinstance(layer, PerTaskBatchNorm)]
-    for layer, _ in layers:
+def judging(module: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[None]:
+    """Evaluation mode for a look in the middle of training: no dropout, and no norm statistics are written. With `kind`
+    only for layers of that kind."""
+    modes = [(layer, layer.training) for layer in module.modules() if isinstance(layer, kind)]
+    for layer, _ in modes:
         layer.training = False
     try:
         yield
     finally:
-        for layer, training in layers:
+        for layer, training in modes:
             layer.training = training
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -15,9 +15,9 @@ import tomli_w
 
 from drcl.lab import benchmarks, methods
 from drcl.lab.benchmarks import Benchmark
-from drcl.lab.common import options as options_
+from drcl.lab.common import fields as options_
 from drcl.lab.common import plugins as plugins_
-from drcl.lab.common.options import OptionError
+from drcl.lab.common.fields import OptionError
 from drcl.lab.common.tables import flat
 from drcl.lab.training.settings import OPERATION, Training
 
@@ -67,7 +67,7 @@ class RunConfig:
         method: str,
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
-        plugins: Iterable[str] = (),
+        plugins: Sequence[str] = (),
     ) -> RunConfig:
         """A config from flat options: each goes to the method, the benchmark or the training that knows it.
 
@@ -192,9 +192,9 @@ class RunConfig:
         return out | {"operation": how} | ({"plugins": list(full.plugins)} if full.plugins else {})
 
 
-def loaded(plugins: Iterable[str], file: Path | None = None) -> tuple[str, ...]:
+def loaded(plugins: Sequence[str], file: Path | None = None) -> tuple[str, ...]:
     """Load each plugin and return their names as a config keeps them; those that `file` names may lie beside it."""
-    if isinstance(plugins, str) or not all(isinstance(each, str) for each in plugins):
+    if not isinstance(plugins, list | tuple) or not all(isinstance(each, str) for each in plugins):
         start = f"{file}: " if file is not None else ""
         raise OptionError(f'{start}plugins is {plugins!r}; give a list of modules or files, such as ["mine.py"]')
     return tuple(dict.fromkeys(plugins_.load(each, file.parent if file else None) for each in plugins))

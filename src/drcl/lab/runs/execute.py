@@ -33,8 +33,9 @@ from drcl.lab.runs import environment, metrics
 from drcl.lab.runs.checkpoint import replace_whole
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.write import Records
+from drcl.lab.training.budget import Plan
 from drcl.lab.training.events import Event, Kind, Logger
-from drcl.lab.training.learner import Learner, Plan
+from drcl.lab.training.learner import Learner
 from drcl.lab.training.surroundings import pick_device
 
 __all__ = ["Event", "Logger", "RunError", "execute"]

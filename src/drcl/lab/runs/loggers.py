@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from drcl.lab.common.options import nearest
+from drcl.lab.common.fields import nearest
 from drcl.lab.common.tables import flat
 
 

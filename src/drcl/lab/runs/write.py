@@ -18,8 +18,7 @@ from typing import Any
 from drcl.lab.common import parallel
 from drcl.lab.runs.checkpoint import Checkpoints, replace_whole
 from drcl.lab.runs.files import CURVE_FIELDS, DRIFT_FIELDS
-from drcl.lab.training.events import Event, Logger
-from drcl.lab.training.learner import Watcher
+from drcl.lab.training.events import Event, Logger, Watcher
 from drcl.lab.training.rows import CurvePoint, DriftRow
 
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drcl.lab.common.options import nearest
+from drcl.lab.common.fields import nearest
 from drcl.lab.runs.config import RunConfig, loaded
 from drcl.lab.runs.read import Run
 

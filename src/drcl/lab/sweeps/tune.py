@@ -17,7 +17,7 @@ from typing import Any
 import tomli_w
 
 from drcl.lab import benchmarks, methods
-from drcl.lab.common import options
+from drcl.lab.common import fields as options
 from drcl.lab.methods import Knob
 from drcl.lab.runs.config import RunConfig, loaded
 from drcl.lab.runs.read import Run

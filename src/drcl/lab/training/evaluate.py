@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -13,8 +13,9 @@ from torch import Tensor
 from drcl.drift import between
 from drcl.lab.common import parallel
 from drcl.lab.methods.base import Method
-from drcl.lab.streams import Task
+from drcl.lab.streams import Stream, Task
 from drcl.lab.training.rows import DriftRow
+from drcl.lab.training.settings import Training
 
 
 @torch.no_grad()
@@ -38,6 +39,19 @@ def accuracy(
     return int(parallel.total(hits)) / len(images)
 
 
+def chosen(index: int, stream: Stream, training: Training) -> list[int]:
+    """The test sets to run after task `index`: all at the end, else those seen, with `evaluate_unseen` the others too,
+    and with `evaluate="ends"` the new one alone."""
+    everything = range(len(stream))
+    if index == everything[-1]:
+        return list(everything)
+    if training.evaluate == "ends" or (training.evaluate == "auto" and stream.online):
+        return [index]
+    # A growing head does not answer with classes it has not met.
+    unseen = training.evaluate_unseen and stream.scenario != "class"
+    return list(everything if unseen else everything[: index + 1])
+
+
 def movement(
     task: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
 ) -> tuple[list[DriftRow], dict[str, float]]:
@@ -56,3 +70,9 @@ def movement(
         "effective_stability_0.001": found.strict_stability,
         "stiffness": found.stiffness,
     }
+
+
+def mean(values: Iterable[float]) -> float:
+    """Mean of what was measured, NaN where nothing was."""
+    known = [v for v in values if not math.isnan(v)]
+    return sum(known) / len(known) if known else math.nan

@@ -1,9 +1,12 @@
-"""What a run tells while it goes on: events for a display, numbers for a logger."""
+"""What a run tells while it goes on, and who is told: events for a display, numbers for a logger, rows for files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+from drcl.lab.training.rows import CurvePoint, DriftRow
 
 Kind = Literal["start", "step", "epoch", "task", "consolidation", "evaluation", "finish", "resume"]
 
@@ -35,3 +38,21 @@ class Logger(Protocol):
     def log(self, values: dict[str, float], step: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Watcher:
+    """Who the learner tells; all of it may be ignored."""
+
+    def event(self, event: Event) -> None: ...
+
+    def log(self, values: dict[str, float], step: int) -> None: ...
+
+    def curve(self, point: CurvePoint) -> None: ...
+
+    def row(self, task: int, accuracies: list[float]) -> None:
+        """A row of the accuracy matrix, NaN where nothing was measured."""
+
+    def drift(self, rows: list[DriftRow]) -> None: ...
+
+    def save(self, state: Callable[[], dict[str, Any]]) -> None:
+        """A moment at which the state is whole; `state()` collects it. Called on every process, kept by one."""

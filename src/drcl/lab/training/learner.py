@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from drcl.lab.benchmarks import Benchmark
 from drcl.lab.common import parallel, seeds
 from drcl.lab.methods.base import Method, Setting, Where
 from drcl.lab.networks import Network
 from drcl.lab.streams import Stream, Task
-from drcl.lab.training import evaluate
+from drcl.lab.training import budget, evaluate
+from drcl.lab.training.budget import Plan
 from drcl.lab.training.cost import Cost
-from drcl.lab.training.events import Event, Kind
+from drcl.lab.training.events import Event, Kind, Watcher
 from drcl.lab.training.mixture import Mixture
-from drcl.lab.training.rows import CurvePoint, DriftRow
+from drcl.lab.training.plateau import Plateau
+from drcl.lab.training.rows import CurvePoint
 from drcl.lab.training.schedule import schedule
 from drcl.lab.training.settings import Training
 from drcl.lab.training.step import Running, Step
@@ -36,41 +37,6 @@ from drcl.lab.training.surroundings import pick_device, surroundings
 
 class Diverged(FloatingPointError):
     """Training left the finite numbers."""
-
-
-class Watcher:
-    """Who is told; all of it may be ignored."""
-
-    def event(self, event: Event) -> None: ...
-
-    def log(self, values: dict[str, float], step: int) -> None: ...
-
-    def curve(self, point: CurvePoint) -> None: ...
-
-    def row(self, task: int, accuracies: list[float]) -> None:
-        """A row of the accuracy matrix, NaN where nothing was measured."""
-
-    def drift(self, rows: list[DriftRow]) -> None: ...
-
-    def save(self, state: Callable[[], dict[str, Any]]) -> None:
-        """A moment at which the state is whole; `state()` collects it. Called on every process, kept by one."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long and how fast each task is trained."""
-
-    epochs: int | None = 1
-    steps: int | None = None  # batches a task, in place of epochs
-    batch: int = 64
-    lr: float = 0.02
-    momentum: float = 0.0
-    schedule: str = "constant"
-
-    @classmethod
-    def of(cls, benchmark: Benchmark) -> Plan:
-        own = ("epochs", "steps", "batch", "lr", "momentum", "schedule")
-        return cls(**{key: getattr(benchmark, key) for key in own})
 
 
 class Learner:
@@ -90,10 +56,9 @@ class Learner:
         self.stream, self.plan, self.seed = stream, plan, seed
         self.training = training or Training()
         self.watcher = watcher or Watcher()
-        if self.training.evaluate_on == "valid" and not len(stream[0].valid):
-            raise ValueError("evaluate_on=valid: there is no validation data; hold some out with valid=0.2")
+        budget.check(stream, plan.schedule, self.training)
         self.device = pick_device(self.training.device)
-        setting = Setting(
+        self._setting = Setting(
             scenario=stream.scenario,
             tasks=len(stream),
             heads=stream.heads,
@@ -108,7 +73,7 @@ class Learner:
             online=stream.online,
         )
         self.method = method
-        self.model = method.build(model.to(self.device), setting).to(self.device)
+        self.model = method.build(model.to(self.device), self._setting).to(self.device)
         self.cost = Cost(self.device)
         T = len(stream)
         self.matrix = [[math.nan] * T for _ in range(T)]
@@ -125,6 +90,7 @@ class Learner:
         self._running = Running(self.device)
         self._before: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
+        self._plateau: Plateau | None = None
         self._loaded: dict[str, Any] = {}
         self._told = 0.0
 
@@ -138,7 +104,7 @@ class Learner:
                 self.untrained = self._test(range(len(self.stream)))
             while self.at.task < len(self.stream):
                 self._task(self.at.task)
-            self._tell("finish", average_accuracy=_mean(self.matrix[-1]))
+            self._tell("finish", average_accuracy=evaluate.mean(self.matrix[-1]))
 
     def _seed(self) -> None:
         """The global generator, which dropout draws from, belongs to the run while it runs."""
@@ -156,6 +122,7 @@ class Learner:
             self.at.task += 1
             return
         data = Mixture(sources, self.plan.batch, seeds.derive(self.seed, "training"))
+        method.setting = budget.setting_of(self._setting, self.training, first=self.trained == 0)
         for each in sources:
             self.model.begin_task(each)
         if not self._inside:
@@ -168,6 +135,8 @@ class Learner:
         for stage in range(self.at.stage, method.stages):
             self._stage(task, data, stage)
             self.at.stage, self.at.step = stage + 1, 0
+        # What is consolidated now is for the tasks to come.
+        method.setting = budget.setting_of(self._setting, self.training, first=False)
         self._consolidate(task, sources)
         self._judge(index, task, len(sources) == 1)
         self._inside = False
@@ -181,14 +150,15 @@ class Learner:
     def _stage(self, task: Task, data: Mixture, stage: int) -> None:
         at, method, training = self.at, self.method, self.training
         at.stage, at.batches = stage, data.batches
-        at.steps = self.plan.steps or (self.plan.epochs or 1) * data.batches
+        whole = self.plan.steps_of(data.batches, training, first=self.trained == 0)
+        at.steps = max(1, round(whole * method.stage_share(stage)))
         if at.step == 0:
             method.before_stage(task, stage)
         optimizer = self._optimizer = method.optimizer(task)
         if "optimizer" in self._loaded:
             optimizer.load_state_dict(self._loaded.pop("optimizer"))
-        later = training.later_lr is not None and at.task > 0
-        rates = schedule(optimizer, self.plan.schedule, (training.later_lr or 1) / self.plan.lr if later else 1.0, at)
+        plateau = self._plateau = Plateau.of(self.plan.schedule, training, optimizer, self._loaded.pop("plateau", None))
+        rates = schedule(optimizer, self.plan.schedule, at, plateau)
         step = Step(method, optimizer, self._cast(), self._running, self.cost, training.clip, training.step_norms)
         alone = parallel.world().size == 1
         # Several processes save together, so the clock of one of them cannot decide when.
@@ -203,20 +173,23 @@ class Learner:
                 step(batch)
                 at.step += 1
                 self.steps += 1
-                now, last = time.perf_counter(), at.step == at.steps
-                if at.batch + 1 == data.batches or last:
+                now = time.perf_counter()
+                if at.batch + 1 == data.batches or at.step == at.steps:
                     self._end_of_epoch(task, data, optimizer)
                 elif at.step % training.log_every == 0:
                     self._point(optimizer)
                 elif now - self._told > 0.2:
                     self._progress()
-                if last:
+                if at.step == at.steps:
                     break
                 if (alone and now - saved >= training.checkpoint_seconds) or (every and at.step % every == 0):
                     self._save()
                     saved = time.perf_counter()
         self.cost.switch(None)
         parallel.same_buffers(self.model)
+        if plateau is not None:
+            plateau.restore(method)
+            self._plateau = None
 
     def _end_of_epoch(self, task: Task, data: Mixture, optimizer: torch.optim.Optimizer) -> None:
         at = self.at
@@ -227,6 +200,13 @@ class Learner:
             self.model.train()
         self._point(optimizer, accuracy)
         self._tell("epoch", loss=self._running.last, accuracy=None if math.isnan(accuracy) else accuracy)
+        if self._plateau is not None:
+            before = self.cost.switch("evaluation")
+            if self._plateau.look(self.method, data.tasks, self.training.evaluate_batch, self._cast()):
+                at.steps = at.step  # enough
+            self.watcher.log({"validation_loss": self._plateau.last}, self.steps)
+            self.cost.switch(before)
+            self.model.train()
 
     def _after_one_epoch(self, task: Task, single: bool) -> bool:
         """Whether that accuracy makes sense: there are epochs, and this task alone is trained on."""
@@ -278,26 +258,15 @@ class Learner:
             rows, summary = evaluate.movement(index, self._before, self._trunk(copy=False))
         if summary and self.trained > 0:
             self.drifts.append(summary)
-        row = self.matrix[index] = self._test(self._chosen(index))
+        row = self.matrix[index] = self._test(evaluate.chosen(index, self.stream, self.training))
         if self._after_one_epoch(task, single) and self.at.steps == self.at.batches and self.method.stages == 1:
             self.after_one_epoch[index] = row[index]
         self.watcher.drift(rows)
         self.watcher.row(index, row)
-        average = _mean(row[: index + 1])
+        average = evaluate.mean(row[: index + 1])
         self._tell("evaluation", accuracy=row[index], average_accuracy=average)
         numbers = {f"accuracy/task{j + 1}": value for j, value in enumerate(row) if not math.isnan(value)}
         self.watcher.log(numbers | {"average_accuracy": average}, self.steps)
-
-    def _chosen(self, index: int) -> list[int]:
-        """The test sets to run after a task."""
-        everything = range(len(self.stream))
-        if index == everything[-1]:
-            return list(everything)
-        if self.training.evaluate == "ends" or (self.training.evaluate == "auto" and self.stream.online):
-            return [index]
-        # A growing head does not answer with classes it has not met.
-        unseen = self.training.evaluate_unseen and self.stream.scenario != "class"
-        return list(everything if unseen else everything[: index + 1])
 
     def _test(self, chosen: Iterable[int]) -> list[float]:
         """Accuracy on the chosen tasks' test sets; the model is left in evaluation mode."""
@@ -353,6 +322,7 @@ class Learner:
             "method": self.method.state_dict(),
             "method_gradients": self.method.gradients,
             "optimizer": own,
+            "plateau": None if self._plateau is None else self._plateau.state_dict(),
             "before": self._before,
             "began": self._began,
             "running": self._running.state_dict(),
@@ -383,10 +353,4 @@ class Learner:
         for key in ("trained", "matrix", "untrained", "online", "after_one_epoch", "drifts", "step_norms"):
             setattr(self, key, state[key])
         self.cost.load_state_dict(state["cost"])
-        self._loaded = {k: state[k] for k in ("rng", "cuda", "optimizer") if state.get(k) is not None}
-
-
-def _mean(values: list[float]) -> float:
-    """Mean of what was measured."""
-    known = [v for v in values if not math.isnan(v)]
-    return sum(known) / len(known) if known else math.nan
+        self._loaded = {k: state[k] for k in ("rng", "cuda", "optimizer", "plateau") if state.get(k) is not None}

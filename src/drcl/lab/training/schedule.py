@@ -1,4 +1,4 @@
-"""The learning rate within a task: constant, or half a cosine from the first step to the last."""
+"""The learning rate within a task: constant, half a cosine from the first step to the last, or by validation loss."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Callable
 import torch
 
 from drcl.lab.methods.base import Where
+from drcl.lab.training.plateau import Plateau
 
 
-def schedule(optimizer: torch.optim.Optimizer, kind: str, scale: float, at: Where) -> Callable[[], None]:
+def schedule(
+    optimizer: torch.optim.Optimizer, kind: str, at: Where, plateau: Plateau | None = None
+) -> Callable[[], None]:
     """A function that sets every group's rate for the step at hand. Groups keep their proportions; the rate they were
     made with is written into them, so that an optimizer that outlives a task starts the next one afresh."""
     for group in optimizer.param_groups:
@@ -20,7 +23,9 @@ def schedule(optimizer: torch.optim.Optimizer, kind: str, scale: float, at: Wher
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
 
+    if plateau is not None:
+        return lambda: apply(plateau.scale)
     if kind == "cosine":
-        return lambda: apply(scale * 0.5 * (1 + math.cos(math.pi * at.step / at.steps)))
-    apply(scale)
+        return lambda: apply(0.5 * (1 + math.cos(math.pi * at.step / at.steps)))
+    apply(1.0)
     return lambda: None

@@ -1,11 +1,12 @@
-"""Settings of a run that belong neither to the benchmark nor to the method: the same for all that are compared."""
+"""Settings of a run that do not belong to the method: how long and how fast each task is trained, which the benchmark
+says, and those that are the same for all that are compared."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from drcl.lab.common.options import option
+from drcl.lab.common.fields import option
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,17 @@ class Training:
     precision: Literal["fp32", "bf16"] = option("fp32", "number format of the forward pass; weights stay float32")
     optimizer: Literal["sgd", "adam", "adamw"] = option("sgd", "what makes the steps, for every method that lets it")
     weight_decay: float = option(0.0, "weight decay of that optimizer")
+    first_epochs: int | None = option(None, "epochs of the first task; none: as many as the others")
+    first_lr: float | None = option(None, "learning rate of the first task; none: the benchmark's")
+    first_momentum: float | None = option(None, "momentum of the first task, with SGD; none: the benchmark's")
     later_lr: float | None = option(None, "learning rate from the second task on; none keeps the benchmark's")
+    # None, and not a number, keeps the names of runs without this schedule as they are.
+    patience: int | None = option(None, "plateau: epochs without better validation loss until the rate falls; none: 5")
+    factor: float | None = option(None, "plateau: what the rate is divided by then; none: 3")
+    min_lr: float | None = option(None, "plateau: the smallest rate; none: 0.0001")
+    at_min_lr: Literal["stop", "stay"] | None = option(
+        None, "plateau: below that training stops, or stays there until patience runs out once more; none: stop"
+    )
     clip: float | None = option(None, "largest gradient norm; longer gradients are scaled down")
     deterministic: bool = option(True, "only algorithms that give the same bits every time")
     evaluate: Literal["auto", "all", "ends"] = option(
@@ -37,14 +48,23 @@ class Training:
     keep_checkpoint: bool = option(True, "keep the last checkpoint of a finished run")
 
     def __post_init__(self) -> None:
-        for key in ("threads", "checkpoint_every", "evaluate_batch", "log_every"):
+        for key in ("threads", "checkpoint_every", "evaluate_batch", "log_every", "first_epochs", "patience"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"training: {key}={value}: give a whole number of at least 1")
-        for key in ("later_lr", "clip"):
+        if self.factor is not None and not 1 < self.factor < float("inf"):
+            raise ValueError(f"training: factor={self.factor}: give a finite number above 1, or none")
+        for key in ("first_lr", "later_lr", "min_lr", "clip"):
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise ValueError(f"training: {key}={value}: give a number above 0, or none")
+        if self.first_momentum is not None and not 0 <= self.first_momentum < 1:
+            raise ValueError(f"training: first_momentum={self.first_momentum}: give 0 <= first_momentum < 1, or none")
+        if self.first_momentum is not None and self.optimizer != "sgd":
+            raise ValueError(
+                f"training: first_momentum={self.first_momentum}: optimizer={self.optimizer} has no momentum to set; "
+                "leave it out, or take optimizer=sgd"
+            )
         for key in ("weight_decay", "checkpoint_seconds"):
             if not getattr(self, key) >= 0:
                 raise ValueError(f"training: {key}={getattr(self, key)}: give a number of 0 or more")
