@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +17,14 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.attack.budget import cases, times
 from tests.tasks import same, whole_state
 from torch import nn
 from torch.nn import functional as F
 
 from drcl import DRCL, MAS, Fisher, Kronecker
 
-TIMES = int(os.environ.get("DRCL_ATTACK", "1"))
+TIMES = times()
 # What a caller may meet; anything else is a bug that shows through.
 OURS = (ValueError, TypeError, RuntimeError, FloatingPointError)
 HOSTILE = [math.nan, math.inf, -math.inf, -1.0, None, "x", [], {}, 1e308, True]
@@ -333,7 +333,7 @@ class Life(RuleBasedStateMachine):
 
 
 Life.TestCase.settings = settings(
-    max_examples=40 * TIMES,
+    max_examples=cases(40),
     stateful_step_count=25,
     deadline=None,
     derandomize=TIMES == 1,
