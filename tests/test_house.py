@@ -72,6 +72,15 @@ def test_every_module_has_tests_of_its_own_name(room):
     assert not missing
 
 
+def test_every_module_of_the_library_has_tests_of_its_own_name():
+    home, missing = SOURCE / "drcl", []
+    for path in (p for p in home.rglob("*.py") if not p.is_relative_to(home / "lab")):
+        mirror = ROOT / "tests" / path.relative_to(home).with_name(f"test_{path.stem}.py")
+        if path.stem not in ("__init__", "__main__", "version") and not mirror.is_file():
+            missing.append(mirror.relative_to(ROOT).as_posix())
+    assert not missing
+
+
 @pytest.mark.parametrize("floor", ["drcl", "drcl/lab"])
 def test_every_room_is_in_the_picture_of_the_house(floor):
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

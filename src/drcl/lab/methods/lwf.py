@@ -97,14 +97,14 @@ class LwF(Method):
         """The teacher's logits, for each old head."""
         model, teacher = self.model, self.state["teacher"]
         with judging(model):
-            if model._per_task:
+            if model.keeps_tasks_apart:
                 return [functional_call(model, teacher, (x, head)) for head in self.heads]
             features = functional_call(model.trunk, _part(teacher, "trunk."), (x,))
             return [functional_call(model.heads, _part(teacher, "heads."), (features, head)) for head in self.heads]
 
     def answers(self, x: Tensor, features: Tensor) -> list[Tensor]:
         """The network's logits, for each old head; `features` are what its trunk makes of `x`."""
-        if not self.model._per_task:
+        if not self.model.keeps_tasks_apart:
             return [self.model.heads(features, head) for head in self.heads]
         with judging(self.model.trunk, PerTaskBatchNorm):
             return [self.model(x, head) for head in self.heads]

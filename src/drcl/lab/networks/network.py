@@ -27,7 +27,7 @@ class Network(nn.Module):
     def __init__(self, trunk: nn.Module, heads: Heads) -> None:
         super().__init__()
         self.trunk, self.heads = trunk, heads
-        self._per_task = has_task_statistics(trunk)
+        self.keeps_tasks_apart = has_task_statistics(trunk)  # norm layers with statistics for each task
         self._learning: set[int] = set()  # heads of the tasks that are being trained on
 
     def forward(self, x: Tensor, head: int | None = None) -> Tensor:
@@ -35,7 +35,7 @@ class Network(nn.Module):
 
     def features(self, x: Tensor, head: int | None = None) -> Tensor:
         """What the trunk hands to the heads, ``[B, heads.features]``."""
-        if self._per_task:
+        if self.keeps_tasks_apart:
             select_task(self.trunk, self.heads.index(head))
         return self.trunk(x)
 
@@ -48,7 +48,7 @@ class Network(nn.Module):
         """
         present = torch.unique(heads).tolist()
         rows = {head: (heads == head).nonzero().squeeze(1) for head in present}
-        if not self._per_task:
+        if not self.keeps_tasks_apart:
             together = self.features(x, present[0])
             return [(rows[head], self.heads(together[rows[head]], head)) for head in present]
         # The task at hand goes first, so that what dropout draws for it does not depend on what is replayed.
