@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test demo check clean
+.PHONY: install test demo check docs tables package clean
 
 install: $(STAMP)
 
@@ -15,8 +15,8 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 check: install
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
@@ -24,8 +24,24 @@ check: install
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
+# A wheel and an sdist in dist/, and a smoke test of both; `build` makes the wheel from the sdist, so both are whole.
+package: install
+	$(BIN)/python -m pip install --quiet "build>=1.2"
+	rm -rf dist
+	$(BIN)/python -m build
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_package.py
+
 demo: install
 	$(BIN)/drcl demo
+
+# Every table of results in docs and README, from results/; a test fails when one is stale.
+tables: install
+	$(BIN)/python -m benchmarks.tables
+
+# The site, into build/site. A broken link, a missing page or a stale reference page fails the build.
+docs: install
+	$(BIN)/python docs/reference/generate.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist src/*.egg-info

@@ -12,7 +12,7 @@ from tests.tasks import after_one_task, fit, mlp, same, task, weights
 from torch import nn
 
 import drcl
-from drcl import DRCL, Anchor, AnchorError
+from drcl import DRCL, Anchor, AnchorError, Kronecker
 from drcl.anchor import digest
 
 
@@ -270,7 +270,7 @@ def test_provenance_that_does_not_read_is_refused_before_anything_changes(saved,
     anchor = Anchor.load(saved[2])
     anchor.provenance.update(facts)
     other = mlp(seed=8)
-    again, before = DRCL(other.named_parameters(), lr=0.1), weights(other)
+    again, before = DRCL(other.named_parameters(), lr=0.1, preset="weights"), weights(other)
     with pytest.raises(AnchorError, match="provenance does not read"):
         again.protect(other, anchor)
     assert same(before, weights(other))
@@ -304,3 +304,37 @@ def test_a_layer_called_module_keeps_its_name():
     opt = DRCL(model.named_parameters(), lr=0.1)
     opt.consolidate(model, task(0), forward=lambda m, b: (m["module"](b[0]) + m["other"](b[0]), b[1]))
     assert set(opt.anchor.weights) == {"weight", "module.weight", "module.bias", "other.weight", "other.bias"}
+
+
+def test_importance_and_directions_in_sixteen_bits(tmp_path):
+    """Half the file; weights are exact, directions orthonormal again, and a task goes on nearly as it would have."""
+    model = mlp(sizes=(40, 64, 3))
+    data = task(0, features=40)
+    opt = DRCL(model.named_parameters(), lr=0.1, preset="directions")
+    opt.consolidate(model, data, Kronecker(samples=40, rank=8))
+    exact, path = opt.anchor, tmp_path / "half"
+    exact.save(tmp_path / "whole")
+    exact.save(path, dtype=torch.bfloat16)
+    assert path.stat().st_size < 0.6 * (tmp_path / "whole").stat().st_size
+    half = Anchor.load(path, model)
+    for name, w in exact.weights.items():
+        assert torch.equal(w, half.weights[name])
+        assert torch.allclose(exact.importance[name], half.importance[name], rtol=2**-8)
+    for name, basis in half.bases.items():
+        for u, was in (
+            (basis.inputs[0], exact.bases[name].inputs[0]),
+            (basis.outputs[0], exact.bases[name].outputs[0]),
+        ):
+            assert torch.allclose(u.mT @ u, torch.eye(u.shape[1]), atol=1e-5)
+            assert (u * was).sum(0).min() > 0.9999
+    ends = []
+    for anchor in (exact, half):
+        other = mlp(sizes=(40, 64, 3))
+        again = DRCL(other.named_parameters(), lr=0.1, preset="directions", plasticity_steps=2)
+        again.protect(other, anchor)
+        fit(other, again, task(1, features=40), 4)
+        ends.append(torch.cat([(p - exact.weights[n]).flatten() for n, p in other.named_parameters()]).detach())
+    assert ends[0].norm() > 0
+    assert (ends[0] - ends[1]).norm() < 0.02 * ends[0].norm()
+    with pytest.raises(ValueError, match=r"dtype=torch\.float16 must be torch\.bfloat16, or None"):
+        exact.save(path, dtype=torch.float16)

@@ -5,11 +5,15 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.device_mesh
+import torch.distributed.tensor
+import torch.testing._internal.distributed.fake_pg
 from tests.tasks import after_one_task, closure_on, fit, mlp, same, task, whole_state
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drcl import DRCL, MAS, Anchor, Fisher, PathIntegral
+from drcl import DRCL, MAS, Anchor, Fisher, Kronecker, PathIntegral
 from drcl.prox import GroupL1
 
 
@@ -197,13 +201,34 @@ def test_around():
     adam = torch.optim.Adam(model.parameters())
     with pytest.raises(TypeError, match="lr, momentum: set these on the wrapped Adam"):
         DRCL.around(adam, lr=0.1, momentum=0.9)
-    with pytest.raises(TypeError, match=r"preset='paper' is of plain SGD: give it to DRCL\(params\), not to around"):
+    with pytest.raises(TypeError, match=r"works only with plain SGD: give it to DRCL\(params\), not to around"):
         DRCL.around(adam, preset="paper")
     with pytest.raises(ValueError, match="no wrapped optimizer"):
         DRCL.around(adam, splitting="implicit")
     with pytest.raises(ValueError, match="strength=-1"):
         DRCL.around(adam, strength=-1.0)
     assert "strength" not in adam.param_groups[0]
+
+
+def test_options_of_a_wrapped_optimizer_that_were_changed_later():
+    """torch's RMSprop makes no buffer where momentum is 0, and looks for it when momentum is set by hand."""
+    model = mlp()
+    opt = DRCL.around(torch.optim.RMSprop(model.named_parameters(), lr=0.01))
+    opt.consolidate(model, task(0), Fisher(samples=8))
+    fit(model, opt, task(1))
+    closure_on(model, opt, task(1)[0])()
+    before = whole_state(model, opt)
+    for value, kind, pattern in (
+        (0.9, ValueError, "group 0: momentum=0.9 was switched on after RMSprop had begun without it; put it back"),
+        (math.inf, ValueError, "group 0: momentum=inf"),
+        ("x", (TypeError, ValueError), "group 0: momentum='x'"),
+    ):
+        opt.param_groups[0]["momentum"] = value
+        with pytest.raises(kind, match=pattern):
+            opt.step()
+        opt.param_groups[0]["momentum"] = 0
+        assert same(before, whole_state(model, opt))
+    opt.step()
 
 
 @pytest.mark.parametrize("name", ["iterations", "implicit", "lbfgs"])
@@ -268,6 +293,25 @@ def consolidations():
         "a data set": (TensorDataset(x, y), {}, TypeError, "wrap it in a torch.utils.data.DataLoader"),
         "wrong width": ([(x[:, :4], y)], {}, RuntimeError, "shapes"),
         "wrong rank": ([(x[0], y[:6])], {}, RuntimeError, r"cannot take a batch of the data.*shapes \[2\]"),
+        "numbers for labels": (
+            [(x, torch.rand(len(x), 3))],
+            {},
+            ValueError,
+            r"targets are float32 of shape \[\d+, 3\].*use Fisher\(likelihood='bernoulli'\).*Fisher\(labels='emp",
+        ),
+        "numbers for labels, directions": (
+            [(x, torch.rand(len(x), 3))],
+            {"importance": Kronecker()},
+            ValueError,
+            r"use Kronecker\(likelihood='bernoulli'\).* Kronecker\(likelihood='gaussian'\).* Kronecker\(labels",
+        ),
+        "a mask between": (
+            [(x, torch.ones(len(x)), y)],
+            {},
+            TypeError,
+            r"a batch holds 3 parts \(\[\d, 6\], \[\d\], \[\d\]\).*forward=lambda model, batch: \(model",
+        ),
+        "a class for an estimator": ([(x, y)], {"importance": Fisher}, TypeError, r"must be an estimator such as"),
         "labels of other length": ([(x, y[:3])], {}, ValueError, "disagree on the number of samples"),
         "labels out of range": (
             [(x, y + 7)],
@@ -310,7 +354,7 @@ def test_logits_of_the_wrong_rank():
             return self.layer(x).unsqueeze(-1).expand(-1, 3, 4)
 
     model = PerPixel()
-    opt = DRCL(model.named_parameters(), lr=0.1)
+    opt = DRCL(model.named_parameters(), lr=0.1, preset="weights")
     for labels in ("sampled", "exact", "empirical"):
         with refused(model, opt, ValueError, r"logits must have shape \[samples, classes\], got \[\d+, 3, 4\]"):
             opt.consolidate(model, task(0), Fisher(labels=labels))
@@ -392,3 +436,76 @@ def test_protecting_what_is_frozen_or_free():
     again = DRCL(other.named_parameters(), lr=0.1)
     with refused(other, again, ValueError, "anchor protects '0.weight', which is frozen or in a group with free=True"):
         again.protect(other, anchor)
+
+
+def test_consolidate_looks_at_parameters_as_a_step_does():
+    """A head that was grown by hand since: its anchor is of another shape."""
+    model, opt = after_one_task(then=2)
+    with torch.no_grad():
+        model[2].weight.data = torch.cat([model[2].weight.data, torch.zeros(1, model[2].weight.shape[1])])
+        model[2].bias.data = torch.cat([model[2].bias.data, torch.zeros(1)])
+    with refused(model, opt, ValueError, r"parameter '2.weight' is float32 of shape \(4, 16\).*it was changed since"):
+        opt.consolidate(model, task(0))
+
+
+class Packed(torch.Tensor):
+    """A tensor that keeps its values in another one, as quantised weights do."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype, requires_grad=True)
+
+    def __init__(self, values):
+        self.values = values
+
+    __torch_dispatch__ = classmethod(lambda cls, function, types, args=(), kwargs=None: cls(args[0].values))
+
+
+def strangers():
+    """A parameter and what is said about it."""
+    quantised = nn.Parameter(Packed(torch.zeros(16, 6)))
+    yield quantised, "is a Packed, whose values lie in other tensors"
+    for mark, who in (("ds_id", "DeepSpeed"), ("_fsdp_flattened", "FullyShardedDataParallel")):
+        flat = nn.Parameter(torch.zeros(16, 6))
+        setattr(flat, mark, 7)
+        yield flat, f"is held by {who} in flattened pieces"
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    partial = dist.tensor.DTensor.from_local(torch.zeros(16, 6), mesh, [dist.tensor.Partial()])
+    yield nn.Parameter(partial), "is a DTensor placed as .*leave tensor parallelism out"
+
+
+def test_tensors_that_lie_elsewhere_are_refused():
+    """Quantised, flattened, parallel in other ways: the end of a task may not touch them as if they were ordinary."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=dist.HashStore())
+    try:
+        model = mlp()
+        opt = DRCL(model.named_parameters(), lr=0.1)
+        opt.consolidate(model, task(0))
+        for parameter, words in strangers():
+            other = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+            other[0].weight = parameter
+            again = DRCL(other.named_parameters(), lr=0.1)
+            with pytest.raises(TypeError, match=f"parameter '0.weight' {words}"):
+                again.consolidate(other, task(0))
+            with pytest.raises(TypeError, match=f"parameter '0.weight' {words}"):
+                again.protect(other, opt.anchor)
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        other[0].weight = nn.Parameter(dist.tensor.distribute_tensor(torch.zeros(16, 6), mesh, [dist.tensor.Shard(0)]))
+        again = DRCL(other.named_parameters(), lr=0.1)
+        with pytest.raises(TypeError, match="DTensors that fully_shard did not make"):
+            again.consolidate(other, task(0))
+        with pytest.raises(TypeError, match=r"'0.weight' is sharded over processes"):
+            Fisher().estimate(other, task(0), dict(other.named_parameters()))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_subclass_that_holds_its_own_memory_is_fine():
+    class Named(nn.Parameter):
+        pass
+
+    model = mlp()
+    model[0].weight = Named(model[0].weight.detach().clone())
+    opt = DRCL(model.named_parameters(), lr=0.1)
+    opt.consolidate(model, task(0))
+    fit(model, opt, task(1))

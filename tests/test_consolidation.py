@@ -160,7 +160,7 @@ def test_memory_with_an_estimator(memory):
 def test_the_mean_is_over_protected_weights_only():
     model = mlp()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "free": True}]
-    opt = DRCL(groups, lr=0.1)
+    opt = DRCL(groups, lr=0.1, preset="weights")
     opt.consolidate(model, task(0))
     assert set(opt.anchor.weights) == {"0.weight", "0.bias"}
     whole = torch.cat([t.flatten() for t in opt.anchor.importance.values()])
@@ -181,9 +181,9 @@ def test_z_becomes_the_weights_and_the_anchor():
 
 OPEN = {
     "douglas-rachford": lambda p, n: DRCL(p, lr=0.1, momentum=0.9, splitting="douglas-rachford", plasticity_steps=n),
-    "forward-backward": lambda p, n: DRCL(p, lr=0.1, momentum=0.9, plasticity_steps=n),
+    "forward-backward": lambda p, n: DRCL(p, lr=0.1, momentum=0.9, preset="weights", plasticity_steps=n),
     "stable": lambda p, n: DRCL(p, lr=0.1, stable=0.5, plasticity_steps=n),
-    "adam": lambda p, n: DRCL.around(torch.optim.Adam(p, lr=0.01), plasticity_steps=n),
+    "adam": lambda p, n: DRCL.around(torch.optim.Adam(p, lr=0.01), preset="weights", plasticity_steps=n),
     "directions": lambda p, n: DRCL(p, lr=0.1, preset="directions", plasticity_steps=n),
 }
 
@@ -231,7 +231,7 @@ def test_an_open_proposal_meets_the_learning_rates_so_far():
 def test_consolidate_leaves_mode_gradients_buffers_and_random_numbers(training):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))
-    opt = DRCL(model.named_parameters(), lr=0.1)
+    opt = DRCL(model.named_parameters(), lr=0.1, norms="shared")
     fit(model, opt, task(0))
     model.train(training)
     before = whole_state(model, opt)
@@ -262,7 +262,7 @@ def test_forward_lets_other_batches_in():
 @pytest.mark.parametrize("importance", [Fisher(labels="empirical"), Fisher(labels="exact"), MAS()], ids=repr)
 def test_every_estimator(importance):
     model = mlp()
-    opt = DRCL(model.named_parameters(), lr=0.1)
+    opt = DRCL(model.named_parameters(), lr=0.1, preset="weights")
     fit(model, opt, task(0))
     opt.consolidate(model, task(0), importance)
     assert opt.anchor.provenance["made"][0]["estimator"] == type(importance).__name__
@@ -281,7 +281,7 @@ def test_the_path_integral_watches_without_data():
 
 def test_importance_of_zero_is_told():
     model = two_weights()
-    opt = DRCL(model.named_parameters(), lr=0.1)
+    opt = DRCL(model.named_parameters(), lr=0.1, preset="weights")
     with pytest.warns(UserWarning, match="importance is zero for every weight.*damping"):
         opt.consolidate(model, importance=Told(weight=[[0, 0]], bias=[0]))
     opt.consolidate(model, importance=Told(weight=[[1, 2]], bias=[3]))

@@ -14,7 +14,7 @@ from drcl.prox import L1, L2, ElasticNet
 
 # Written out once more, from the paper.
 PAPER = dict(lr=5e-3, momentum=0.0, strength=10.0, prox="l1", splitting="douglas-rachford", iterations=5)
-PAPER |= dict(memory="latest", normalise="global")
+PAPER |= dict(memory="latest", normalise="global", norms="shared")
 
 
 def trained(**arguments):
@@ -78,19 +78,16 @@ def test_it_goes_on_from_a_saved_state():
 # -- directions ------------------------------------------------------------------------------------------------------
 
 
-DIRECTIONS = dict(splitting="forward-backward", prox="l2", strength=0.03, plasticity_steps=10, normalise="share")
+DIRECTIONS = dict(splitting="forward-backward", prox="l2", strength=0.003, plasticity_steps=10, normalise="share")
 MAKERS = {
     "sgd": lambda p, **options: DRCL(p, lr=0.05, momentum=0.9, **options),
     "adam": lambda p, **options: DRCL.around(torch.optim.Adam(p, lr=0.01), **options),
 }
 
 
-STRENGTHS = {"sgd": 0.03, "adam": 3.0}
-
-
 @pytest.mark.parametrize("name", MAKERS)
 def test_directions_stand_for_these_settings_and_for_kronecker(name):
-    make, settings = MAKERS[name], {**DIRECTIONS, "strength": STRENGTHS[name]}
+    make, settings = MAKERS[name], DIRECTIONS
     models, opts = (mlp(), mlp()), []
     for model, options, importance in zip(models, ({"preset": "directions"}, settings), (None, Kronecker())):
         opts.append(make(model.named_parameters(), **options))
@@ -118,15 +115,15 @@ def test_directions_stand_for_these_settings_and_for_kronecker(name):
 def test_what_is_given_beside_directions_wins(maker, name, value, found):
     opt = MAKERS[maker](list(mlp().named_parameters()), preset="directions", **{name: value})
     settings = {**vars(opt.solver), **opt.param_groups[0]}
-    wanted = {**DIRECTIONS, "strength": STRENGTHS[maker], "prox": L2(), name: found}
+    wanted = {**DIRECTIONS, "prox": L2(), name: found}
     assert {key: settings[key] for key in wanted} == wanted
 
 
-def test_only_optimizers_that_divide_by_the_gradient_get_the_larger_strength():
+def test_the_strength_is_the_same_whoever_proposes():
     p = list(mlp().named_parameters())
-    for make, wanted in ((torch.optim.AdamW, 3.0), (torch.optim.NAdam, 3.0), (torch.optim.SGD, 0.03)):
-        assert DRCL.around(make(p, lr=0.01), preset="directions").strengths == [wanted]
-    assert DRCL.around(torch.optim.AdamW(p)).strengths == [0.01]
+    for make in (torch.optim.AdamW, torch.optim.NAdam, torch.optim.SGD):
+        assert DRCL.around(make(p, lr=0.01), preset="directions").strengths == [0.003]
+    assert DRCL.around(torch.optim.AdamW(p), preset="weights").strengths == [0.001]
 
 
 def test_a_share_of_directions_to_hold_takes_l1():

@@ -308,3 +308,14 @@ def test_memory_does_not_grow_with_tasks():
             run(model, opt, task(number)[:1])
             held = [t for s in opt.state_dict()["state"].values() for t in s.values()]
             assert sum(t.numel() for t in held) == floats * count
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_group_added_after_a_step_of_a_wrapped_optimizer_is_no_damage(steps):
+    """Between proposals and in the middle of one: there is a rate for each group."""
+    model, extra = mlp(), torch.nn.Parameter(torch.zeros(3))
+    opt = DRCL.around(torch.optim.SGD(model.named_parameters(), lr=0.1), plasticity_steps=2)
+    fit(model, opt, task(0)[:steps])
+    opt.add_param_group({"params": [("extra", extra)]})
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert len(opt.progress.gammas) == 2

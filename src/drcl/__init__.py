@@ -6,6 +6,7 @@ from drcl.directions.kronecker import Kronecker
 from drcl.drift import drift
 from drcl.importance import MAS, Fisher, PathIntegral
 from drcl.optimizer import DRCL
+from drcl.retention import Retention
 from drcl.version import __version__
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Fisher",
     "Kronecker",
     "PathIntegral",
+    "Retention",
     "__version__",
     "drift",
     "prox",

@@ -5,12 +5,12 @@ import sys
 
 def main() -> None:
     try:
-        from drcl.lab.cli.app import app
+        from drcl.lab.cli.app import start
     except ModuleNotFoundError as missing:
         if missing.name and missing.name.split(".")[0] == "drcl":
             raise
         sys.exit(f'drcl: the command line needs {missing.name}, install it with: pip install "drcl[lab]"')
-    app()
+    start()
 
 
 if __name__ == "__main__":

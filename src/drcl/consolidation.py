@@ -7,30 +7,42 @@ outcome is checked, becomes the optimizer's state and, as an anchor, leaves or e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from drcl import norms, ranks, sharding
 from drcl.anchor import Anchor, AnchorError, own_buffers, own_names, provenance
+from drcl.directions.adapters import refuse_quantised, weight_importance
 from drcl.directions.basis import Eigenbasis, bias_of
+from drcl.directions.kronecker import Kronecker
 from drcl.importance.accumulation import accumulated, in_unit, keep_of
-from drcl.importance.base import History, Importance, measure_of
+from drcl.importance.base import History, Importance, Measured, measure_of
+from drcl.importance.fisher import Fisher
+from drcl.preserve import check_model
 from drcl.prox import check_on_directions, check_on_weights
-from drcl.splitting import plasticity
+from drcl.rollback import all_or_nothing
+from drcl.splitting import auto, plasticity
+from drcl.splitting import lowrank as products
+from drcl.splitting.checks import check_parameters, check_plain
 from drcl.splitting.directions import Layer
-from drcl.state import all_or_nothing, importance_dtype, laid_out_like
+from drcl.state import importance_dtype, laid_out_like
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
 
 
+MULTIPLE = 20  # of the model's own bytes: what directions may take where nobody says
+
+
 def matching(optimizer: DRCL, model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters to protect, by name; refuses a model and an optimizer that do not belong together."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}: consolidate(model, batches)")
+    check_model(model, "consolidate(model, batches)")
+    refuse_quantised(model)
     own = {p for g in optimizer.param_groups for p in g["params"]}
     names = {p: n for n, p in own_names(model).items()}
     missing = [n for p, n in names.items() if p.requires_grad and p not in own]
@@ -56,6 +68,8 @@ def matching(optimizer: DRCL, model: nn.Module) -> dict[str, nn.Parameter]:
 
 def checked(named: Mapping[str, nn.Parameter], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """An estimator's importance laid out as the weights are; refused where it does not fit or makes no sense."""
+    if not isinstance(new, Mapping) or not all(isinstance(t, Tensor) for t in new.values()):
+        raise TypeError(f"the estimator has to give the importance as tensors by name, not {type(new).__name__}")
     found: dict[str, Tensor] = {}
     for name, p in named.items():
         if name not in new or new[name].shape != p.shape:
@@ -68,17 +82,23 @@ def checked(named: Mapping[str, nn.Parameter], new: Mapping[str, Tensor]) -> dic
     return found
 
 
-def history(optimizer: DRCL, named: dict[str, nn.Parameter]) -> History:
-    """What the earlier tasks left, for an estimator that has to know."""
+def history(optimizer: DRCL, named: dict[str, nn.Parameter], pairs: Collection[str] = ()) -> History:
+    """What the earlier tasks left, for an estimator that has to know. `pairs` names weights that adapters add to."""
     where = {p: i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
     state = {name: optimizer.state.get(p, {}) for name, p in named.items()}
+    bases = {name: optimizer.progress.layers[p].basis for name, p in named.items() if p in optimizer.progress.layers}
+    importance = {name: sharding.full(s["importance"]) for name, s in state.items() if "importance" in s}
+    for name in optimizer.progress.adapters.keys() & pairs:
+        adapter = optimizer.progress.adapters[name]
+        bases[name], importance[name] = adapter.basis, weight_importance(adapter, named[name])
     return History(
-        bases={name: optimizer.progress.layers[p].basis for name, p in named.items() if p in optimizer.progress.layers},
-        importance={name: s["importance"] for name, s in state.items() if "importance" in s},
+        bases=bases,
+        importance=importance,
         mean=optimizer.importance_mean,
         keep=keep_of(optimizer.solver.memory),
         normalise=optimizer.solver.normalise,
-        groups={name: where[p] for name, p in named.items()},
+        # A bias that is trained beside an adapter is no part of what the adapter adds to.
+        groups={name: -1 if name in pairs else where[p] for name, p in named.items()},
     )
 
 
@@ -100,16 +120,19 @@ def start_task(optimizer: DRCL, model: nn.Module, named: dict[str, nn.Parameter]
         if optimizer.solver.splitting != "forward-backward":
             state["z"] = p.detach().clone()
     for state in optimizer.state.values():
-        for key in ("momentum_buffer", "start"):
+        for key in ("momentum_buffer", "start", "gradients"):
             state.pop(key, None)
     if optimizer.inner is not None:
         optimizer.inner.state.clear()
     optimizer.progress.names |= {p: n for n, p in named.items()}
     unprotected = {p for g in optimizer.param_groups for p in g["params"]} - set(named.values())
+    if optimizer.progress.adapters:  # a copy of the large model under them would be of no use
+        unprotected = {p for p in unprotected if p.requires_grad}
     # What the next task may change without being asked, as it is now: an anchor of this task has to have it.
     optimizer.progress.free = {n: p.detach().clone() for n, p in own_names(model).items() if p in unprotected}
     optimizer.progress.buffers = {n: b.detach().clone() for n, b in own_buffers(model).items()}
     optimizer.progress.mode, optimizer.progress.steps_in_proposal, optimizer.progress.gammas = "train", 0, []
+    norms.start_task(optimizer, model)
 
 
 def consolidate(
@@ -120,19 +143,63 @@ def consolidate(
     forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None,
 ) -> None:
     """The body of DRCL.consolidate: everything that can fail comes before anything that changes for good."""
-    if not hasattr(estimator, "estimate") and not hasattr(estimator, "measure"):
-        raise TypeError(f"importance={estimator!r} must be an estimator such as drcl.Fisher() or drcl.MAS()")
+    measures = hasattr(estimator, "estimate") or hasattr(estimator, "measure")
+    if isinstance(estimator, type) or not measures or not hasattr(estimator, "describe"):
+        raise TypeError(f"importance={estimator!r} must be an estimator such as drcl.Fisher() or drcl.Kronecker()")
+    if forward is not None and not callable(forward):
+        raise TypeError(f"forward={forward!r} must be a function: forward(model, batch) returns (output, target)")
+    estimator = _in_unit_of(optimizer, estimator)
     named = matching(optimizer, model)
+    check_parameters(optimizer)
     if batches is None and getattr(estimator, "needs_data", True):
         raise ValueError(f"{type(estimator).__name__} needs data: pass consolidate(model, batches)")
     if getattr(estimator, "finds_directions", False):
         check_on_directions(optimizer.solver.prox)
+    if products.found(optimizer, model, own_names(model), named) and not getattr(estimator, "needs_data", True):
+        raise ValueError(
+            f"{type(estimator).__name__} follows the factors of adapters on their way, and their product is what "
+            "matters; use importance=drcl.Kronecker() or drcl.Fisher()"
+        )
     unfinished = any("start" in state for _, state in optimizer.protected())
     with all_or_nothing(optimizer) if unfinished else contextlib.nullcontext():
         if unfinished:
             optimizer.train()
             plasticity.finish(optimizer)
+        norms.tell(optimizer, model)
         measure(optimizer, model, batches, estimator, forward, named)
+
+
+def usual(optimizer: DRCL, model: nn.Module) -> Importance:
+    """What is taken where no estimator is given; with strength="auto" nothing else bounds what directions take."""
+    estimator = optimizer.solver.importance()
+    if auto.used(optimizer) and isinstance(estimator, Kronecker) and isinstance(model, nn.Module):
+        own = sum(p.numel() * max(p.element_size(), 4) for p in model.parameters())
+        estimator = replace(estimator, memory=max(1, MULTIPLE * own))
+    return estimator
+
+
+def _tell_coarse(optimizer: DRCL, estimator: Importance, notes: Mapping[str, Any]) -> None:
+    """Say once which layers would have taken too much along directions."""
+    single = [name for name, what in notes.get("layers", {}).items() if what == "diagonal"]
+    if single and optimizer.tasks == 0 and auto.used(optimizer) and isinstance(estimator, Kronecker):
+        warnings.warn(
+            f"drcl: {len(single)} layers ({single[0]!r}, ...) are protected weight by weight, because directions would "
+            f"take more than {estimator.memory:,} bytes in all; to allow more, give "
+            "consolidate(importance=drcl.Kronecker(memory=...))",
+            stacklevel=5,
+        )
+
+
+def _in_unit_of(optimizer: DRCL, estimator: Importance) -> Importance:
+    """The estimator with the labels that the strength is measured in, where it leaves them open."""
+    if not auto.used(optimizer) or not isinstance(estimator, Fisher) or estimator.labels == "outputs":
+        return estimator
+    if estimator.labels is None:
+        return replace(estimator, labels="outputs")
+    raise ValueError(
+        f"{type(estimator).__name__}(labels={estimator.labels!r}): strength='auto' is measured in the outputs; leave "
+        "labels out, or give DRCL a strength of your own (preset='directions' or 'weights')"
+    )
 
 
 def measure(
@@ -144,30 +211,53 @@ def measure(
     named: dict[str, nn.Parameter],
 ) -> None:
     """The importance at z, and with it the start of the next task."""
-    earlier = history(optimizer, named)
+    pairs = products.found(optimizer, model, own_names(model), named)
+    asked = products.measured_on(named, pairs)
+    earlier = history(optimizer, asked, pairs)
     made = estimator.describe()  # before it measures: one that watches training starts afresh after that
-    with optimizer.deployed():
+    with optimizer.deployed(), sharding.whole(model, asked) as inside:
+        watched = asked if not getattr(estimator, "needs_data", True) else inside  # those that the optimizer moves
         with torch.enable_grad():
-            measured = in_unit(earlier, measure_of(estimator)(model, batches, named, forward, earlier))
-        measured = replace(measured, importance=checked(named, measured.importance))
+            found = measure_of(estimator)(model, batches, watched, forward, earlier)
+        measured = in_unit(earlier, _of_all_ranks(estimator, found))
+        measured = replace(measured, importance=checked(inside, measured.importance))
         total, bases, mean = accumulated(earlier, measured)
-    check_on_weights(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in named.items()})
+        check_on_weights(optimizer.solver.prox, {n: (p.detach(), total[n]) for n, p in inside.items()})
+        held = {name: pair.held(total.pop(name), bases.pop(name, None)) for name, pair in pairs.items()}
+        total |= products.of_factors(held, named)
+    _tell_coarse(optimizer, estimator, measured.notes)
     if bases:
         check_on_directions(optimizer.solver.prox)
     optimizer.eval()
     for name, p in named.items():
-        optimizer.state[p]["importance"] = total[name]
+        optimizer.state[p]["importance"] = _placed(p, total[name])
     optimizer.progress.layers = layers(named, bases)
+    optimizer.progress.adapters = {n: pairs[n].like(h) for n, h in held.items()}
     start_task(optimizer, model, named)
+    auto.start_task(optimizer, optimizer.progress.steps)
+    norms.keep_task(optimizer)
     optimizer.progress.importance_mean = mean
     optimizer.progress.tasks += 1
-    optimizer.progress.made = [*optimizer.progress.made, made]
+    optimizer.progress.made = [*optimizer.progress.made, {**made, **measured.notes}]
+    norms.begin(optimizer)
+
+
+def _of_all_ranks(estimator: Importance, measured: Any) -> Any:
+    """What all processes of a sharded model hold: the mean, where the estimator has not added it up itself."""
+    if not isinstance(measured, Measured) or not isinstance(measured.importance, Mapping):
+        return measured
+    importance = {n: sharding.full(t) if isinstance(t, Tensor) else t for n, t in measured.importance.items()}
+    if not getattr(estimator, "adds_over_ranks", False):
+        ranks.mean_(importance.values())
+    return replace(measured, importance=importance)
 
 
 def anchor_of(optimizer: DRCL) -> Anchor | None:
-    held = list(optimizer.protected())
+    held, factors = list(optimizer.protected()), products.factors(optimizer)
     if not held:
         return None
+    adapters = {name: products.anchored(optimizer, a) for name, a in optimizer.progress.adapters.items()}
+    held = [(p, state) for p, state in held if p not in factors]
     for p, _ in held:
         if not optimizer.is_named(p):
             raise ValueError(
@@ -176,35 +266,61 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
             )
     pairs = [(optimizer.name_of(p), state) for p, state in held]
     return Anchor(
-        weights={name: state["anchor"].clone() for name, state in pairs},
-        importance={name: state["importance"].clone() for name, state in pairs},
+        weights={name: _whole_copy(state["anchor"]) for name, state in pairs},
+        importance={name: _whole_copy(state["importance"]) for name, state in pairs},
         bases={
             optimizer.name_of(p): optimizer.progress.layers[p].basis.cast(p, importance_dtype(p))
             for p, _ in held
             if p in optimizer.progress.layers
         },
-        free={name: t.clone() for name, t in optimizer.progress.free.items()},
+        adapters=adapters,
+        free={name: _whole_copy(t) for name, t in optimizer.progress.free.items()},
         buffers={name: t.clone() for name, t in optimizer.progress.buffers.items()},
+        statistics={name: t.clone() for name, t in optimizer.progress.statistics.items()},
         provenance=provenance(
             tasks=optimizer.tasks,
             memory=optimizer.solver.memory,
             normalise=optimizer.solver.normalise,
             importance_mean=optimizer.importance_mean,
             made=optimizer.progress.made,
+            horizon=optimizer.progress.horizon,
+            **_report(optimizer),
         ),
     )
+
+
+def _placed(p: Tensor, importance: Tensor) -> Tensor:
+    """Spread as the parameter is, if that is."""
+    return laid_out_like(p, importance, importance.dtype) if sharding.is_sharded(p) else importance
+
+
+def _whole_copy(t: Tensor) -> Tensor:
+    """A copy; what is gathered from processes comes to the CPU, where a whole model fits."""
+    return sharding.full(t).cpu() if sharding.is_sharded(t) else t.clone()
+
+
+def _report(optimizer: DRCL) -> dict[str, list[str]]:
+    """Which protected parameters are held along directions of their layer, and which weight by weight."""
+    layers = optimizer.progress.layers
+    along = {q for p, layer in layers.items() for q in (p, layer.bias) if q is not None}
+    factors, adapters = products.factors(optimizer), optimizer.progress.adapters
+    names = [(optimizer.name_of(p), p in along) for p, _ in optimizer.protected() if p not in factors]
+    told = {"directions": [n for n, yes in names if yes], "diagonal": [n for n, yes in names if not yes]}
+    return {**told, "adapters": list(adapters)} if adapters else told
 
 
 def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
     """The body of DRCL.protect."""
     anchor.check(model)
     named = matching(optimizer, model)
+    check_plain(optimizer)
     for name in anchor.weights:
         if name not in named:
             raise ValueError(
                 f"the anchor protects {name!r}, which is frozen or in a group with free=True here; "
                 "make it trainable, or leave it out of the anchor"
             )
+    pairs = products.found(optimizer, model, own_names(model), named, anchor.adapters)
     made, ours = anchor.provenance, optimizer.solver.normalise
     if made.get("normalise", ours) != ours:
         raise ValueError(
@@ -212,6 +328,7 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
         )
     try:
         facts = {"tasks": max(1, int(made.get("tasks", 1))), "made": [dict(m) for m in made.get("made", [])]}
+        steps = max(0, int(made.get("horizon", 0)))
         facts["importance_mean"] = mean = float(made.get("importance_mean", 1.0))
         if not 0 <= mean < float("inf"):
             raise ValueError(f"importance_mean={mean}")
@@ -219,7 +336,10 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
         raise AnchorError(f"the anchor's provenance does not read: {reason}; make the anchor again") from None
     held = {name: named[name] for name in anchor.weights}
     importance = {n: laid_out_like(p, anchor.importance[n], importance_dtype(p)) for n, p in held.items()}
-    check_on_weights(optimizer.solver.prox, {n: (p.detach(), importance[n]) for n, p in held.items()})
+    if any(sharding.is_sharded(p) for p in held.values()):
+        check_on_weights(optimizer.solver.prox, {n: (anchor.weights[n], anchor.importance[n]) for n in held})
+    else:
+        check_on_weights(optimizer.solver.prox, {n: (p.detach(), importance[n]) for n, p in held.items()})
     if anchor.bases:
         check_on_directions(optimizer.solver.prox)
     where = history(optimizer, named).groups
@@ -229,14 +349,25 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
                 f"the anchor holds {name!r} and {bias_of(name)!r} together, but they are in different groups here; "
                 "put them in one"
             )
+    rows = norms.of_anchor(optimizer, anchor)
+    norms.check(model, rows)
+    norms.tell(optimizer, model)
     optimizer.eval()
     optimizer.progress.layers = layers(held, anchor.bases)
+    optimizer.progress.adapters = {}
     for _, state in optimizer.protected():
         for key in ("anchor", "importance", "z"):
             state.pop(key, None)
     for name, p in held.items():
         optimizer.state[p]["importance"] = importance[name]
     anchor.restore(model)
+    optimizer.progress.adapters = {name: pair.like(anchor.adapters[name]) for name, pair in pairs.items()}
+    held |= {n: p for n, p in named.items() if p in products.factors(optimizer)}
+    for name, values in products.of_factors(optimizer.progress.adapters, named).items():
+        optimizer.state[named[name]]["importance"] = values
     start_task(optimizer, model, held)
+    auto.start_task(optimizer, steps)
+    optimizer.progress.statistics = rows
     for key, value in facts.items():
         setattr(optimizer.progress, key, value)
+    norms.begin(optimizer)

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from drcl.anchor import Anchor, own_names
+from drcl import sharding
+from drcl.anchor import Anchor, adapters_in, own_names
+from drcl.directions.adapters import product
 from drcl.directions.basis import bias_of
+from drcl.preserve import check_model
 
 if TYPE_CHECKING:
     import pandas
@@ -49,6 +52,8 @@ class Drift:
 
     def largest(self, n: int = 5) -> tuple[LayerDrift, ...]:
         """The layers that moved most, by relative change; one that left zero first of all."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise ValueError(f"n={n!r} must be a whole number of layers, 0 or more")
         size = {r.layer: math.inf if math.isnan(r.relative_change) else r.relative_change for r in self.rows}
         return tuple(sorted(self.rows, key=lambda r: -size[r.layer])[:n])
 
@@ -163,14 +168,17 @@ def between(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Drift:
     >>> between({"fc.weight": torch.tensor([1.0, 2.0])}, {"fc.weight": torch.tensor([1.0, 3.0])}).total.unmoved
     0.5
     """
+    for word, given in (("before", before), ("after", after)):
+        if not isinstance(given, Mapping) or not all(isinstance(t, Tensor) for t in given.values()):
+            raise TypeError(f"{word} must be tensors by name, such as dict(model.named_parameters()), not {given!r}")
     alone = sorted(before.keys() ^ after.keys())
     if alone:
-        raise ValueError(f"{alone[0]!r} is in only one of the two sets of weights; compare the same parameters")
+        raise ValueError(f"{alone[0]!r} is in only one of before and after; compare the same parameters")
     for name, old in before.items():
         if old.shape != after[name].shape:
             told = f"{tuple(old.shape)} before and {tuple(after[name].shape)} after"
             raise ValueError(f"{name!r} has shape {told}; they must agree")
-    return _table({name: (old, after[name]) for name, old in before.items()}, {})
+    return _table({name: (sharding.full(old), sharding.full(after[name])) for name, old in before.items()}, {})
 
 
 def _unmoved_directions(anchor: Anchor, own: dict[str, Tensor], name: str) -> int:
@@ -195,18 +203,28 @@ def _unmoved_directions(anchor: Anchor, own: dict[str, Tensor], name: str) -> in
 def drift(model: nn.Module, anchor: Anchor) -> Drift:
     """How far the model's weights are from an anchor.
 
-    >>> model = torch.nn.Linear(2, 2)
-    >>> before = Anchor({n: p.detach().clone() for n, p in model.named_parameters()},
-    ...                 {n: torch.ones_like(p) for n, p in model.named_parameters()})
-    >>> drift(model, before).total.unmoved
-    1.0
-
     While a DRCL optimizer trains, the model holds y; ask inside ``with opt.deployed():`` to see what will be shipped.
+
+    Examples:
+        >>> model = torch.nn.Linear(2, 2)
+        >>> before = Anchor({n: p.detach().clone() for n, p in model.named_parameters()},
+        ...                 {n: torch.ones_like(p) for n, p in model.named_parameters()})
+        >>> drift(model, before).total.unmoved
+        1.0
     """
+    check_model(model, "drift(model, anchor)")
+    if not isinstance(anchor, Anchor):
+        raise TypeError(f"anchor must be a drcl.Anchor, not {type(anchor).__name__}: opt.anchor, or Anchor.load(path)")
     anchor.check(model)
-    own = {n: p.detach() for n, p in own_names(model).items()}
+    own = {n: sharding.full(p.detach()) for n, p in own_names(model).items()}
     # In the model's order; a file keeps its own.
     pairs = {name: (anchor.weights[name].to(w.device), w) for name, w in own.items() if name in anchor.weights}
+    for name, pair in adapters_in(model, anchor).items():
+        saved, weight = anchor.adapters[name], pair.weight.detach().flatten(1).float()
+        now = product(pair.a.detach(), pair.b.detach(), pair.scale, pair.turned).float()
+        without = weight - now if pair.merged else weight
+        before = without if pair.has_merged(saved) else without + saved.product().to(weight)
+        pairs[name] = before, without + now
     held: dict[str, int] = {}
     for name, basis in anchor.bases.items():
         held[name] = _unmoved_directions(anchor, own, name)

@@ -10,15 +10,7 @@ For a task with loss f, old weights a (the anchor), importance F, strength lam a
 The model holds y while it trains and z when it is evaluated, saved or shipped. This is Douglas-Rachford splitting
 (Lions and Mercier 1979) with an explicit step on f.
 
-The way of one step:
-
-    DRCL.step                   here
-    -> splitting/plasticity     how x comes about: SGD, several steps, a wrapped optimizer, an inner solve
-    -> splitting/stability      what becomes of it: strength, single weights or directions
-    -> splitting/kernels        the arithmetic on tensors: native (step.c), foreach, compile, reference
-       splitting/directions     the same for layers with an eigenbasis (drcl.directions)
-
-The end of a task is in `drcl.consolidation`, what is saved in `drcl.state` and `drcl.anchor`.
+The parts of a step are in `drcl.splitting`, the end of a task in `drcl.consolidation`.
 """
 
 from __future__ import annotations
@@ -31,80 +23,83 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drcl import consolidation, options
+from drcl import consolidation, growth, options, rollback, sharding
+from drcl import norms as running
 from drcl import state as storage
 from drcl.anchor import Anchor, plain_name
 from drcl.directions.kronecker import Kronecker
 from drcl.importance import Fisher, Importance
 from drcl.options import Solver
 from drcl.prox import Prox, resolve
-from drcl.splitting import plasticity, stability
+from drcl.splitting import auto, lowrank, plasticity, stability
 from drcl.state import Mode, Progress
 
 
 class DRCL(torch.optim.Optimizer):
     """SGD that does not forget: after ``consolidate`` every step is negotiated with the weights of earlier tasks.
 
-    Until the first ``consolidate`` there is nothing to protect and a step equals ``torch.optim.SGD``'s bit for bit.
+    Until the first ``consolidate`` a step equals ``torch.optim.SGD``'s bit for bit.
 
-    >>> model = torch.nn.Linear(4, 3)
-    >>> task = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(5)]
-    >>> opt = DRCL(model.named_parameters(), lr=0.05, momentum=0.9)
-    >>> for x, y in task:
-    ...     opt.zero_grad()
-    ...     torch.nn.functional.cross_entropy(model(x), y).backward()
-    ...     opt.step()
-    >>> opt.consolidate(model, task)
+    Examples:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> task = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(5)]
+        >>> opt = DRCL(model.named_parameters(), lr=0.05, momentum=0.9)
+        >>> for x, y in task:
+        ...     opt.zero_grad()
+        ...     torch.nn.functional.cross_entropy(model(x), y).backward()
+        ...     opt.step()
+        >>> opt.consolidate(model, task)
 
     Args:
-        params: parameters, named parameters (better: names appear in messages, anchors and reports) or groups. A
-            group may set any of the SGD options and ``strength``, ``stable``, ``damping``, ``free=True`` (never
-            protected: heads).
-        lr, momentum, dampening, nesterov, weight_decay, maximize: as in ``torch.optim.SGD``; lr is also gamma.
-        strength: the paper's lambda, on importance of mean one a task; 0 protects nothing, inf freezes every protected
-            weight.
-        stable: a share in (0, 1) instead of a strength; the strength is then chosen from gradients and importance so
-            that this share of the protected weights stays exactly where it was. Read it back with ``strengths``.
+        params: parameters, named parameters (better: messages, anchors and reports name them) or groups. A group may
+            set the SGD options and ``strength``, ``stable``, ``damping``, ``free=True`` (heads: not protected).
+        lr: as in ``torch.optim.SGD``, like momentum, dampening, nesterov, weight_decay and maximize. gamma is lr, or
+            with momentum lr / (1 - momentum): what a step moves per unit of a gradient that lasts.
+        strength: "auto", the default, finds it from the length of a task and the room that its first gradients have
+            (``drcl.splitting.auto``). A number is the paper's lambda, on importance in the unit of ``normalise``;
+            0 protects nothing, inf freezes every protected weight.
+        stable: a share in (0, 1) instead of a strength, which is then chosen so that this share of the protected
+            weights stays exactly where it was. Read it back with ``strengths``.
         prox: "l1", "l2", "elastic", "group", "box", an object of ``drcl.prox``, or any ``f(r, anchor, threshold)``.
         splitting: which iteration negotiates.
 
-            ==================== ===================== ================ ============================================
-            splitting            gradients per step    state per weight what holds
-            ==================== ===================== ================ ============================================
-            "douglas-rachford"   1                     a, F, z          Algorithm 1 of the paper. The fixed point is
-                                                                        biased by O(lr); stable only while
-                                                                        lr * curvature < 1, ten times less with
-                                                                        momentum 0.9.
-            "forward-backward"   1                     a, F             The default. No reflection. Converges to the
-                                                                        minimiser of loss + penalty for lr *
-                                                                        curvature < 2.
-            "implicit"           ``inner_steps``       a, F, z          True Douglas-Rachford: inner gradient steps
-                                                                        solve for the prox of the loss. No bias, lr *
-                                                                        curvature < 3. Needs a closure.
-            ==================== ===================== ================ ============================================
+            | splitting | gradients per step | state per weight | stable while | ends at |
+            |---|---|---|---|---|
+            | "forward-backward" | 1 | a, F | lr * curvature < 2 | the minimiser of loss + penalty |
+            | "douglas-rachford" | 1 | a, F, z | lr * curvature < 1 | O(lr) away from it |
+            | "implicit" | ``inner_steps`` | a, F, z | lr * curvature < 3 | the minimiser |
 
-        iterations: iterations on one mini-batch, once there is something to protect; more than one needs
-            ``step(closure)``.
+            "douglas-rachford" is Algorithm 1 of the paper; with momentum 0.9 it wants a rate ten times smaller.
+            "implicit" is true Douglas-Rachford: inner gradient steps, with a closure, solve for the prox of the loss.
+
+        iterations: iterations on one mini-batch of a later task; more than one needs ``step(closure)``.
         tolerance: stop these early once the residual |y' - y| falls below this fraction of the first one.
         plasticity_steps: this many optimizer steps form one proposal, then one negotiation. In between ``eval`` and
             ``deployed`` show the outcome of the last one; ``consolidate`` negotiates what there is of a proposal.
         inner_steps: gradient evaluations of the implicit proposal.
         memory: importance over tasks: "sum", "latest", or a decay in [0, 1].
-        normalise: the unit of importance. "task": each task's importance is divided by its own mean over all protected
-            weights and then added, so that every task is held by the same strength, however many there are. "share":
-            the same with its share of the task's whole, in parts per million, so that a strength also means the same
-            on a larger network: what no task uses does not count.
-            "global": the sum over tasks is divided by its mean, so tasks of larger gradients count for more, and each
-            for less the more there are.
-        damping: added to the importance, so that weights of no importance are held a little too.
-        backend: "auto", "native", "foreach", "compile" or "reference" (see ``drcl.splitting.kernels``).
+        normalise: the unit of importance.
+
+            | normalise | importance is divided by | what follows |
+            |---|---|---|
+            | "task" | each task's mean, then added up | every task is held by the same strength, however many follow |
+            | "share" | each task's sum, in millionths | as "task"; a strength also means the same on a wider network |
+            | "global" | the mean of the sum over tasks | a task of larger gradients counts for more; new tasks dilute |
+            | "none" | nothing, and added up | what strength="auto" is made for |
+
+        damping: added to the importance of every weight.
+        backend: who computes a step, see ``drcl.splitting.kernels``.
+        norms: running statistics of BatchNorm and its kin: "averaged" over tasks (the default, said once), "frozen"
+            after the first, "per-task" with ``deployed(task=...)``, or "shared", which forgets. See ``drcl.norms``.
         check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
-        preset: "paper" takes the paper's literal settings: lr 5e-3 without momentum, strength 10 on L1, five iterations
-            of Douglas-Rachford on each batch (``step(closure)``), importance of the latest task only, in units of its
-            mean. Of these only lr may be given beside it. "directions" protects directions instead of single weights:
-            ``consolidate`` takes ``drcl.Kronecker()`` where no importance is given, with forward-backward steps,
-            L2 of strength 0.03 on shares and ten optimizer steps a proposal; whatever is given beside it wins, and with
-            ``stable`` the prox is L1. The best choice where a layer's n^2 + m^2 more floats are affordable.
+        horizon: steps of a task, for strength="auto"; None: as many as the last task took.
+        preset: settings under one name; whatever is given beside one wins, but for "paper". "auto" protects directions
+            (``drcl.Kronecker``, in at most 20 times the memory of the model) by L2 with strength "auto", ten
+            optimizer steps per proposal. "directions" is the same with strength 0.003 on shares, "weights" protects
+            single weights (``drcl.Fisher``) by L1 of strength 0.001. "paper" takes the paper's settings: lr 5e-3
+            without momentum, L1 of strength 10, five Douglas-Rachford iterations on each batch (``step(closure)``),
+            importance of the latest task only. Without a preset it is "auto", or "weights" if you give a strength,
+            ``stable``, ``prox``, ``splitting`` or another option of the form yourself.
     """
 
     @options.takes_presets
@@ -115,7 +110,7 @@ class DRCL(torch.optim.Optimizer):
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
-        strength: float = 0.01,
+        strength: float | str = 0.001,
         stable: float | None = None,
         prox: str | Prox = "l1",
         splitting: str = "forward-backward",
@@ -131,6 +126,8 @@ class DRCL(torch.optim.Optimizer):
         damping: float = 0.0,
         inner_steps: int = 20,
         check_finite: bool = True,
+        norms: str | None = None,
+        horizon: int | None = None,
         preset: str | None = None,
         _inner: torch.optim.Optimizer | None = None,
     ) -> None:
@@ -147,7 +144,10 @@ class DRCL(torch.optim.Optimizer):
             tolerance=tolerance,
             backend=backend,
             check_finite=check_finite,
-            importance=Kronecker if preset == "directions" else Fisher,
+            importance=Kronecker if preset in ("auto", "directions") else Fisher,
+            horizon=horizon,
+            norms=running.DEFAULT if norms is None else norms,
+            says_norms=norms is None,
         )
         if splitting == "implicit" and (momentum or _inner is not None):
             raise ValueError(
@@ -164,7 +164,7 @@ class DRCL(torch.optim.Optimizer):
         own |= dict(free=False, chosen_strength=None)
         if _inner is None:
             own |= dict(dampening=dampening, nesterov=nesterov, weight_decay=weight_decay, maximize=maximize)
-            super().__init__(params, own)
+            super().__init__(options.parameters(params), own)
         else:
             del own["lr"], own["momentum"]  # the wrapped optimizer's affair
             super().__init__([{**g} for g in _inner.param_groups], {**_inner.defaults, **own})
@@ -174,19 +174,11 @@ class DRCL(torch.optim.Optimizer):
     def around(cls, optimizer: torch.optim.Optimizer, strength: float | None = None, **arguments: Any) -> DRCL:
         """Let any torch optimizer make the proposal: ``DRCL.around(torch.optim.AdamW(...), strength=...)``.
 
-        Options and defaults are those of DRCL, without what is the wrapped optimizer's; but preset="directions" has a
-        strength of 3 around Adam and its kin, whose steps are a hundred times longer than SGD's for the same gradient.
+        Options and defaults are those of DRCL, without what is the wrapped optimizer's. A strength means the same as
+        with SGD: the prox takes the step size that the proposal really took (``drcl.splitting.step_size``).
         The groups are shared, so a scheduler may be given either of the two; only call ``step`` on this one.
         """
-        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DRCL):
-            raise TypeError(f"around() takes a torch optimizer, not {type(optimizer).__name__}")
-        taken = {"lr", "momentum", "nesterov", "weight_decay", "dampening", "maximize"} & set(arguments)
-        if taken:
-            raise TypeError(f"{', '.join(sorted(taken))}: set these on the wrapped {type(optimizer).__name__}")
-        if arguments.get("preset") == "paper":
-            raise TypeError("preset='paper' is of plain SGD: give it to DRCL(params), not to around()")
-        if strength is None and arguments.get("preset") == "directions" and "betas" in optimizer.defaults:
-            strength = options.STRENGTH_AROUND_ADAM
+        options.wrapped(optimizer, DRCL, arguments)
         if strength is not None:
             arguments["strength"] = strength
         return cls([], _inner=optimizer, **arguments)
@@ -204,7 +196,8 @@ class DRCL(torch.optim.Optimizer):
     @property
     def strengths(self) -> list[float]:
         """The strength in force in each group, chosen by ``stable`` where that is set (NaN before its first step)."""
-        chosen = [g["strength"] if g["stable"] is None else g["chosen_strength"] for g in self.param_groups]
+        given = (g["stable"] is None and g["strength"] != options.AUTO for g in self.param_groups)
+        chosen = [g["strength" if yes else "chosen_strength"] for g, yes in zip(self.param_groups, given)]
         return [math.nan if value is None else float(value) for value in chosen]
 
     def penalty(self) -> float:
@@ -212,7 +205,7 @@ class DRCL(torch.optim.Optimizer):
 
         NaN for a prox of your own without ``penalty``, or where ``stable`` has not chosen a strength yet.
         """
-        return stability.penalty(self)
+        return stability.penalty(self) + sum(lowrank.penalties(self))
 
     def train(self) -> None:
         """Put y into the model: the weights gradients are taken at."""
@@ -223,14 +216,16 @@ class DRCL(torch.optim.Optimizer):
         self._hold("eval")
 
     @contextlib.contextmanager
-    def deployed(self) -> Iterator[None]:
-        """``with opt.deployed():`` the model holds z; afterwards it holds what it held before."""
+    def deployed(self, task: int | None = None) -> Iterator[None]:
+        """``with opt.deployed():`` the model holds z; afterwards it holds what it held before.
+
+        With norms="per-task" and ``task`` (0 is the first one) norm layers hold the running statistics of that task.
+        """
         before = self.progress.mode
-        self.eval()
-        try:
+        with running.of_task(self, task), contextlib.ExitStack() as afterwards:
+            self.eval()
+            afterwards.callback(self._hold, before)
             yield
-        finally:
-            self._hold(before)
 
     @torch.no_grad()
     def _hold(self, mode: Mode) -> None:
@@ -240,10 +235,9 @@ class DRCL(torch.optim.Optimizer):
             # Without reflection y is z, except in the middle of a proposal, which started at z.
             other = state.get("z", state.get("start"))
             if other is not None:
-                kept = p.clone()
-                p.copy_(other)
-                other.copy_(kept)
+                sharding.exchange(p, other)
         self.progress.mode = mode
+        sharding.weights_changed()
 
     def protected(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """Every protected parameter with its state."""
@@ -259,8 +253,10 @@ class DRCL(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step: an iteration of the splitting, or ``iterations`` of them on one batch with a closure."""
+        options.closure(closure)
         if self.progress.mode == "eval":
             raise RuntimeError("the model holds the weights for evaluation; call opt.train() before opt.step()")
+        running.refuse_lost(self)
         if self.inner is not None:
             self.share_groups()  # it may have been given a group of its own since
         if not self._evaluates_itself():
@@ -272,7 +268,7 @@ class DRCL(torch.optim.Optimizer):
                 "loss several times: call opt.step(closure), where closure() clears the gradients, runs backward() and "
                 "returns the loss"
             )
-        with storage.all_or_nothing(self):
+        with rollback.all_or_nothing(self):
             return self._iterate(closure)
 
     def _evaluates_itself(self) -> bool:
@@ -290,9 +286,10 @@ class DRCL(torch.optim.Optimizer):
                 loss = plasticity.implicit(self, closure)
             else:
                 loss = plasticity.explicit(self, closure)
+            auto.count(self)
             self.iterations_used, self.residual = k + 1, 1.0
             if rounds > 1:
-                moved = math.sqrt(sum(float((p - y).double().square().sum()) for p, y in before))
+                moved = math.sqrt(sum(float(sharding.squared(p - y)) for p, y in before))
                 first = moved if k == 0 else first
                 self.residual = moved / first if first else 0.0
                 if self.solver.tolerance is not None and self.residual < self.solver.tolerance:
@@ -313,16 +310,16 @@ class DRCL(torch.optim.Optimizer):
 
         Args:
             model: the model whose parameters this optimizer trains.
-            batches: the task's data, an iterable of ``(inputs, targets)`` batches such as a DataLoader.
-            importance: how to estimate; ``drcl.Fisher(samples=1000)`` by default. ``drcl.Kronecker()``, the default
-                of preset="directions", protects the directions that mattered instead of single weights; with it prox
-                is "l1", "l2" or "elastic".
-            forward: ``forward(model, batch) -> (outputs, targets)`` for dict batches and models with several heads.
+            batches: the task's data, such as a DataLoader: batches ``(inputs, targets)``, or dicts by argument names.
+            importance: how to estimate. ``drcl.Kronecker()``, the default of the presets "auto" and "directions",
+                protects the directions that mattered; with it prox is "l1", "l2" or "elastic". ``drcl.Fisher()``, the
+                default of the others, protects single weights.
+            forward: ``forward(model, batch) -> (outputs, targets)`` for batches of any other form.
 
-        The model's train/eval mode, gradients, buffers and the global random state are left as they were. If anything
-        is refused, nothing has changed. Momentum starts afresh, as the new task should.
+        The model's train/eval mode, gradients, buffers and the global random state are left as they were, but for norm
+        layers (``norms``). If anything is refused, nothing has changed. Momentum starts afresh, as the new task should.
         """
-        estimator = self.solver.importance() if importance is None else importance
+        estimator = consolidation.usual(self, model) if importance is None else importance
         consolidation.consolidate(self, model, batches, estimator, forward)
 
     @property
@@ -337,10 +334,12 @@ class DRCL(torch.optim.Optimizer):
             raise TypeError(f"anchor must be a drcl.Anchor, not {type(anchor).__name__}: Anchor.load reads one")
         consolidation.protect(self, model, anchor)
 
+    grow = growth.grow
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not isinstance(param_group, dict) or param_group.get("params") is None:
             raise TypeError(
-                f"a parameter group is a dict with 'params', such as {{'params': [...]}}, not {param_group!r}"
+                f"param_group must be a dict with 'params', such as {{'params': [...]}}, not {param_group!r}"
             )
         if "strength" in param_group and "stable" not in param_group:
             param_group = {**param_group, "stable": None}  # its own strength, not the share all others aim at
@@ -350,8 +349,10 @@ class DRCL(torch.optim.Optimizer):
             self.share_groups()
         else:
             super().add_param_group(param_group)
-        if self.progress.steps_in_proposal:
+        if self.progress.gammas:
             self.progress.gammas = [*self.progress.gammas, 0.0]
+        if self.progress.travel:
+            self.progress.travel = [*self.progress.travel, 0.0]
 
     def share_groups(self) -> None:
         """Share the wrapped optimizer's groups, filled up with the options that are ours."""
@@ -388,8 +389,8 @@ class DRCL(torch.optim.Optimizer):
 
         It is looked at in full first: if anything in it is missing or cannot be, nothing changes.
         """
-        storage.check(self, state_dict)
-        with storage.loading(self):
+        state_dict = storage.checked(self, state_dict)
+        with rollback.loading(self):
             super().load_state_dict({k: state_dict[k] for k in ("state", "param_groups")})
             storage.unpack(self, state_dict)
 

@@ -6,19 +6,22 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from drcl.importance.base import Importance
-from drcl.prox import L1, NAMED, ElasticNet, Prox
+from drcl.norms import DEFAULT, POLICIES
+from drcl.prox import L1, L2, NAMED, ElasticNet, Prox
 from drcl.splitting.kernels import BACKENDS
 
+AUTO = "auto"  # in place of a strength
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
 LARGEST = 1e30  # a number that 32-bit weights survive
-NORMALISATIONS = ("task", "share", "global")
+NORMALISATIONS = ("task", "share", "global", "none")
 MEMORIES = ("sum", "latest")
 # Settings under one name, written out in full: later defaults do not change what a name stands for.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -34,10 +37,22 @@ PRESETS: dict[str, dict[str, Any]] = {
         memory="latest",
         normalise="global",
         damping=0.0,
+        norms="shared",
+    ),
+    "weights": dict(
+        strength=0.001,
+        stable=None,
+        prox="l1",
+        splitting="forward-backward",
+        iterations=1,
+        plasticity_steps=1,
+        memory="sum",
+        normalise="task",
+        damping=0.0,
     ),
     # With these ``consolidate`` measures directions (drcl.Kronecker) where no importance is given.
     "directions": dict(
-        strength=0.03,
+        strength=0.003,
         stable=None,
         prox="l2",
         splitting="forward-backward",
@@ -47,7 +62,22 @@ PRESETS: dict[str, dict[str, Any]] = {
         normalise="share",
         damping=0.0,
     ),
+    "auto": dict(
+        strength=AUTO,
+        stable=None,
+        prox="l2",
+        splitting="forward-backward",
+        iterations=1,
+        plasticity_steps=10,
+        memory="sum",
+        normalise="none",
+        damping=0.0,
+    ),
 }
+
+
+# Who chooses one of these chooses how things are held, and starts from "weights" where no preset is named.
+FORM = {"strength", "stable", "prox", "splitting", "iterations", "tolerance", "inner_steps", "normalise"}
 
 
 def _choice(names: Iterable[str]) -> Any:
@@ -59,7 +89,7 @@ def _choice(names: Iterable[str]) -> Any:
 # What each option of DRCL takes, for command lines and forms. Its default is in the signature, and nowhere else.
 KINDS: dict[str, Any] = {
     "preset": _choice(PRESETS) | None,
-    "strength": float,
+    "strength": float | Literal["auto"],
     "stable": float | None,
     "prox": _choice(NAMED),
     "splitting": _choice(SPLITTINGS),
@@ -70,12 +100,14 @@ KINDS: dict[str, Any] = {
     "memory": _choice(MEMORIES) | float,
     "normalise": _choice(NORMALISATIONS),
     "damping": float,
+    "horizon": int | None,
+    "norms": _choice(POLICIES) | None,
     "backend": _choice(BACKENDS),
 }
 # A line for each option of DRCL, and of Fisher and Kronecker below; their docstrings say it in full.
 HELP = {
     "preset": "settings under one name",
-    "strength": "lambda, on importance of mean one a task; 0 protects nothing, inf freezes",
+    "strength": "lambda, on importance of mean one per task; 0 protects nothing, inf freezes",
     "stable": "share of weights to hold still, in place of a strength",
     "prox": "the penalty whose proximal map is taken",
     "splitting": "how the two operators negotiate",
@@ -86,16 +118,16 @@ HELP = {
     "memory": "importance over tasks: sum, latest, or a decay",
     "normalise": "unit of importance: each task's mean, its sum in millionths, or the mean over all tasks",
     "damping": "added to the importance of every weight",
+    "horizon": "steps of a task, for strength=auto; none: as many as the last one took",
+    "norms": "running statistics of norm layers from task to task",
     "backend": "who computes the step",
     "labels": (
         "labels in the Fisher: drawn, the mean over classes (exact), its cheap form (signs), the data's (empirical)"
     ),
     "eigenvalues": "kronecker: how the importance of directions is measured",
     "convolutions": "kronecker: channels and kernel positions together, or channels only",
-    "rank": "kronecker: at most this many directions of a long side told apart; none: all",
+    "rank": "kronecker: at most this many directions of a long side kept separately; none: all",
 }
-# Of "directions" around optimizers that divide by the size of the gradient.
-STRENGTH_AROUND_ADAM = 3.0
 GROUP_OPTIONS = {
     *("params", "param_names", "lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize"),
     *("strength", "stable", "free", "damping", "chosen_strength"),
@@ -105,7 +137,7 @@ GROUP_OPTIONS = {
 
 
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(map(repr, allowed))}")
 
 
@@ -126,6 +158,31 @@ def number(name: str, value: Any, *, infinite: bool = False) -> None:
         raise ValueError(
             f"{name}={value!r} must be a number >= 0 and at most {LARGEST:g}" + (" (or inf)" if infinite else "")
         )
+
+
+def parameters(params: Any) -> Any:
+    """What an optimizer is made over, as it is; refused where it cannot be that."""
+    if not isinstance(params, Iterable) or isinstance(params, str | bytes | Mapping):
+        raise TypeError(f"params={params!r} must be model.named_parameters(), parameters or a list of groups")
+    if isinstance(params, Sized) and not len(params):
+        raise ValueError("params is empty: give the optimizer the model's parameters, model.named_parameters()")
+    return params
+
+
+def wrapped(optimizer: Any, own: type, arguments: Mapping[str, Any]) -> None:
+    """What ``around`` is given: another optimizer, none of `own`, and no argument that is that one's affair."""
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, own):
+        raise TypeError(f"around() takes a torch optimizer, not {type(optimizer).__name__}")
+    taken = {"lr", "momentum", "nesterov", "weight_decay", "dampening", "maximize"} & set(arguments)
+    if taken:
+        raise TypeError(f"{', '.join(sorted(taken))}: set these on the wrapped {type(optimizer).__name__}")
+    if arguments.get("preset") == "paper":
+        raise TypeError("preset='paper' works only with plain SGD: give it to DRCL(params), not to around()")
+
+
+def closure(given: Any) -> None:
+    if given is not None and not callable(given):
+        raise TypeError(f"closure={given!r} must be a function that runs backward() and returns the loss, or None")
 
 
 def memory(value: Any) -> None:
@@ -150,7 +207,17 @@ def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             )
     if given.get("stable") is not None:
         chosen["prox"] = "l1"  # L2 leaves nothing exactly in place
+        if chosen["strength"] == AUTO:
+            chosen |= {"strength": 0.0, "normalise": "share"}
     return {key: value for key, value in chosen.items() if key not in given}
+
+
+def _usual(given: Mapping[str, Any]) -> str:
+    """The preset where none is named: "auto", unless a strength or another part of the form is the caller's own."""
+    groups = given.get("params")
+    own = (g for g in groups if isinstance(g, Mapping)) if isinstance(groups, list | tuple) else ()
+    chosen = FORM & given.keys() or any(FORM & g.keys() for g in own)
+    return "weights" if chosen else "auto"
 
 
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -159,15 +226,15 @@ Init = TypeVar("Init", bound=Callable[..., None])
 def takes_presets(init: Init) -> Init:
     """For a constructor with `preset=`: its settings take the place of arguments that were left out.
 
-    Only the call itself tells these from arguments given at their default.
+    Only the call itself tells these from arguments given at their default. Without a preset there is a usual one.
     """
     signature = inspect.signature(init)
 
     @functools.wraps(init)
     def filled(self: Any, *args: Any, preset: str | None = None, **kwargs: Any) -> None:
-        if preset is not None:
-            kwargs |= settings(preset, signature.bind_partial(self, *args, **kwargs).arguments)
-        init(self, *args, preset=preset, **kwargs)
+        given = signature.bind_partial(self, *args, **kwargs).arguments
+        preset = _usual(given) if preset is None else preset
+        init(self, *args, preset=preset, **kwargs, **settings(preset, given))
 
     return cast(Init, filled)
 
@@ -187,21 +254,39 @@ class Solver:
     backend: str
     check_finite: bool
     importance: Callable[[], Importance]  # what ``consolidate`` takes where none is given
+    norms: str = DEFAULT
+    horizon: int | None = None
+    says_norms: bool = True  # nobody has chosen that policy: say what it does
 
     def __post_init__(self) -> None:
         one_of("splitting", self.splitting, SPLITTINGS)
         one_of("normalise", self.normalise, NORMALISATIONS)
         one_of("backend", self.backend, BACKENDS)
+        one_of("norms", self.norms, POLICIES)
         memory(self.memory)
         for name in ("iterations", "plasticity_steps", "inner_steps"):
             count(name, getattr(self, name))
         if self.tolerance is not None:
             number("tolerance", self.tolerance)
+        if self.horizon is not None:
+            count("horizon", self.horizon)
         if self.plasticity_steps > 1 and (self.iterations > 1 or self.splitting == "implicit"):
             raise ValueError(
                 "plasticity_steps, iterations and splitting='implicit' are different readings of one loop; with "
                 "plasticity_steps above 1 leave iterations at 1 and choose another splitting"
             )
+
+
+def _strength(options: dict[str, Any], solver: Solver) -> None:
+    if not isinstance(options["strength"], str):
+        return number("strength", options["strength"], infinite=True)
+    if options["strength"] != AUTO:
+        raise TypeError(f"strength={options['strength']!r} must be a number, or 'auto'")
+    if solver.normalise != "none" or not isinstance(solver.prox, L2):
+        raise ValueError(
+            "strength='auto' needs prox='l2' and importance as it is measured, normalise='none'; preset='auto' sets "
+            "both"
+        )
 
 
 def group(options: dict[str, Any], solver: Solver, strict: bool = True) -> None:
@@ -215,7 +300,8 @@ def group(options: dict[str, Any], solver: Solver, strict: bool = True) -> None:
                 )
         for key in ("momentum", "weight_decay"):
             number(key, options[key])
-        if not math.isfinite(options["dampening"]):
+        dampening = options["dampening"]
+        if not isinstance(dampening, int | float) or not math.isfinite(dampening):
             raise ValueError(f"dampening={options['dampening']!r} must be a finite number")
         if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
             raise ValueError("nesterov=True needs momentum > 0 and dampening = 0")
@@ -223,8 +309,10 @@ def group(options: dict[str, Any], solver: Solver, strict: bool = True) -> None:
         for key, value in options.items():  # of the wrapped optimizer: what no arithmetic survives
             if any(isinstance(v, float) and math.isnan(v) for v in (value if isinstance(value, tuple) else (value,))):
                 raise ValueError(f"{key}={value!r} must not be NaN")
+        if "momentum" in options:
+            number("momentum", options["momentum"])
     number("lr", options["lr"])
-    number("strength", options["strength"], infinite=True)
+    _strength(options, solver)
     number("damping", options["damping"])
     stable = options["stable"]
     if stable is not None and not (isinstance(stable, (int, float)) and 0 < stable < 1):

@@ -14,7 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["undisturbed"]
+__all__ = ["check_model", "undisturbed"]
+
+
+def check_model(model: Any, call: str) -> None:
+    """Raise unless this is a model; `call` shows how it should have been given."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}: {call}")
 
 
 @contextmanager
@@ -26,7 +32,13 @@ def undisturbed(model: nn.Module, seed: int | None = None) -> Iterator[None]:
     `seed` the global generators start from it, so that data augmentation inside does not make the outcome
     depend on what ran before. Weights are not copied: code inside must not write to them.
     """
+    check_model(model, "undisturbed(model)")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
+        raise TypeError(f"seed={seed!r} must be a whole number, or None to leave the generators as they are")
     modes = [(module, module.training) for module in model.modules()]
+    # A frozen norm layer (drcl.norms) is always in evaluation mode and remembers which one it was asked for.
+    frozen: list[Any] = [own for module in model.modules() if hasattr(own := module.__dict__.get("train"), "asked")]
+    asked = [own.asked for own in frozen]
     parameters = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     buffers = [
         (module, name, buffer, None if buffer is None else buffer.detach().clone())
@@ -49,6 +61,8 @@ def undisturbed(model: nn.Module, seed: int | None = None) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for module, training in modes:
             module.training = training
+        for own, mode in zip(frozen, asked):
+            own.asked = mode
         for p, requires_grad, grad in parameters:
             if p.requires_grad != requires_grad:
                 p.requires_grad_(requires_grad)

@@ -27,6 +27,18 @@ def per_step_threshold(gamma: float, strength: float, importance: Tensor) -> Ten
     return importance * (gamma * strength)
 
 
+def _as_threshold(
+    r: Tensor, anchor: Tensor, threshold: Tensor | float, weights: str = "r", name: str = "threshold"
+) -> Tensor:
+    """The threshold as a tensor like r, after a look at what was given; the last two are what the caller calls them."""
+    for word, given in ((weights, r), ("anchor", anchor)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{word} must be a tensor of weights, not {type(given).__name__}")
+    if not isinstance(threshold, Tensor | int | float):
+        raise TypeError(f"{name} must be a tensor or a number >= 0, not {type(threshold).__name__}")
+    return torch.as_tensor(threshold, dtype=r.dtype, device=r.device)
+
+
 def _weighted(values: Tensor, weight: Tensor | float) -> Tensor:
     """The sum of weight * values, where an infinite weight on nothing is nothing."""
     return torch.where(values == 0, values, values * weight).sum()
@@ -37,12 +49,13 @@ class L1:
     """penalty = sum threshold * |w - anchor|: soft thresholding. Small proposals are rejected exactly."""
 
     def __call__(self, r: Tensor, anchor: Tensor, threshold: Tensor | float) -> Tensor:
-        threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device)
+        threshold = _as_threshold(r, anchor, threshold)
         d = r - anchor
         return torch.where(d.abs() > threshold, r - torch.copysign(threshold, d), anchor)
 
     def penalty(self, w: Tensor, anchor: Tensor, weight: Tensor | float) -> Tensor:
         """sum weight * |w - anchor|"""
+        _as_threshold(w, anchor, weight, "w", "weight")
         return _weighted((w - anchor).abs(), weight)
 
     threshold = staticmethod(per_step_threshold)
@@ -53,12 +66,13 @@ class L2:
     """penalty = sum threshold/2 * (w - anchor)^2: every weight is pulled back, none is held exactly."""
 
     def __call__(self, r: Tensor, anchor: Tensor, threshold: Tensor | float) -> Tensor:
-        threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device)
+        threshold = _as_threshold(r, anchor, threshold)
         d = (r - anchor) / (1 + threshold)
         return torch.where(d == 0, anchor, anchor + d)
 
     def penalty(self, w: Tensor, anchor: Tensor, weight: Tensor | float) -> Tensor:
         """sum weight/2 * (w - anchor)^2"""
+        _as_threshold(w, anchor, weight, "w", "weight")
         return _weighted((w - anchor).square() / 2, weight)
 
     threshold = staticmethod(per_step_threshold)
@@ -71,11 +85,11 @@ class ElasticNet:
     mix: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mix <= 1:
-            raise ValueError(f"ElasticNet: mix is {self.mix}, it must lie in [0, 1] (1 is L1, 0 is L2)")
+        if not isinstance(self.mix, int | float) or not 0 <= self.mix <= 1:
+            raise ValueError(f"ElasticNet: mix is {self.mix!r}, it must lie in [0, 1] (1 is L1, 0 is L2)")
 
     def __call__(self, r: Tensor, anchor: Tensor, threshold: Tensor | float) -> Tensor:
-        threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device)
+        threshold = _as_threshold(r, anchor, threshold)
         # 0 * inf is NaN, so the two halves are only scaled where they count.
         bound = threshold * self.mix if self.mix else torch.zeros_like(threshold)
         shrink = 1 + threshold * (1 - self.mix) if self.mix < 1 else torch.ones_like(threshold)
@@ -85,6 +99,7 @@ class ElasticNet:
 
     def penalty(self, w: Tensor, anchor: Tensor, weight: Tensor | float) -> Tensor:
         """sum weight * (mix * |w - anchor| + (1 - mix)/2 * (w - anchor)^2)"""
+        _as_threshold(w, anchor, weight, "w", "weight")
         d = w - anchor
         return _weighted(self.mix * d.abs() + (1 - self.mix) / 2 * d.square(), weight)
 
@@ -102,8 +117,12 @@ class GroupL1:
 
     dim: int = 0
 
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not isinstance(self.dim, int):
+            raise TypeError(f"GroupL1: dim is {self.dim!r}, it must be a whole number: the dimension groups run along")
+
     def __call__(self, r: Tensor, anchor: Tensor, threshold: Tensor | float) -> Tensor:
-        threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device).expand_as(r)
+        threshold = _as_threshold(r, anchor, threshold).expand_as(r)
         d = r - anchor
         size, bound = self._lengths(d), self._lengths(threshold)
         held = size <= bound
@@ -112,7 +131,7 @@ class GroupL1:
 
     def penalty(self, w: Tensor, anchor: Tensor, weight: Tensor | float) -> Tensor:
         """sum over groups of |weight_g|_2 * |(w - anchor)_g|_2"""
-        weight = torch.as_tensor(weight, dtype=w.dtype, device=w.device).expand_as(w)
+        weight = _as_threshold(w, anchor, weight, "w", "weight").expand_as(w)
         return _weighted(self._lengths(w - anchor), self._lengths(weight))
 
     def _lengths(self, x: Tensor) -> Tensor:
@@ -142,12 +161,13 @@ class Box:
     """
 
     def __call__(self, r: Tensor, anchor: Tensor, threshold: Tensor | float) -> Tensor:
-        threshold = torch.as_tensor(threshold, dtype=r.dtype, device=r.device)
+        threshold = _as_threshold(r, anchor, threshold)
         inside = torch.minimum(torch.maximum(r, anchor - threshold), anchor + threshold)
         return torch.where((r == anchor) | (threshold == 0), anchor, inside)
 
     def penalty(self, w: Tensor, anchor: Tensor, weight: Tensor | float) -> Tensor:
         """0 inside the box of half width ``weight``, infinite outside"""
+        _as_threshold(w, anchor, weight, "w", "weight")
         outside = bool(((w - anchor).abs() > weight).any())
         return torch.full((), math.inf if outside else 0.0, dtype=w.dtype, device=w.device)
 

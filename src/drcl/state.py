@@ -6,19 +6,21 @@ type; what DRCL needs beyond that (shapes checked, importance in 32 bits, nothin
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from drcl import options
+from drcl import norms, options, sharding
+from drcl.directions.adapters import Adapter, cast
 from drcl.directions.basis import Eigenbasis
+from drcl.splitting import auto
 from drcl.splitting.checks import TENSORS
 from drcl.splitting.directions import Layer
+from drcl.splitting.observation import Observer
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -36,17 +38,41 @@ class Progress:
     made: list[dict[str, Any]] = field(default_factory=list)  # how each task's importance was estimated
     steps_in_proposal: int = 0
     gammas: list[float] = field(default_factory=list)  # of each group: the rates of the steps in the proposal, summed
+    horizon: int = 0  # steps of the last task; `drcl.splitting.auto` needs these four
+    steps: int = 0  # of this one
+    travel: list[float] = field(default_factory=list)  # of each group: the rates of this task's steps, summed
+    energy: list[float] = field(default_factory=list)  # of its first gradients, by the importance of their directions
     names: dict[Tensor, str] = field(default_factory=dict)  # as the model calls them
     layers: dict[Tensor, Layer] = field(default_factory=dict)  # held along directions, by their weight
+    adapters: dict[str, Adapter] = field(default_factory=dict)  # held by their product, by the weight they add to
     free: dict[str, Tensor] = field(default_factory=dict)  # unprotected parameters when the last task ended
     buffers: dict[str, Tensor] = field(default_factory=dict)  # and the model's buffers, for the anchor
+    normed: list[str] = field(default_factory=list)  # layers with running statistics then
+    norm_layers: dict[str, nn.Module] = field(default_factory=dict)  # the same, where a model has shown them
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # theirs of every task, stacked, with norms="per-task"
+    observer: Observer | None = None  # who looks on at negotiations; nothing that is computed depends on it
 
     def plain(self) -> dict[str, Any]:
         """A copy of what is no tensor."""
         return {key: copy.deepcopy(getattr(self, key)) for key in PLAIN}
 
 
-PLAIN = ("mode", "tasks", "importance_mean", "made", "steps_in_proposal", "gammas")
+SAME = ("splitting", "normalise", "norms")  # options that a saved state depends on
+FOLDED = "drcl"  # in the first group of a state of sharded parameters: everything that is not torch's
+PARTS = ("free", "buffers", "statistics")  # tensors by name
+PLAIN = (
+    "mode",
+    "tasks",
+    "importance_mean",
+    "made",
+    "steps_in_proposal",
+    "gammas",
+    "normed",
+    "horizon",
+    "steps",
+    "travel",
+    "energy",
+)
 
 
 def importance_dtype(p: Tensor) -> torch.dtype:
@@ -56,36 +82,79 @@ def importance_dtype(p: Tensor) -> torch.dtype:
 
 def laid_out_like(p: Tensor, values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A copy of `values` on p's device and in p's memory layout, which is what lets the fused step run."""
-    return torch.empty_like(p, dtype=dtype or p.dtype).copy_(values)
+    made = torch.empty_like(p, dtype=dtype or p.dtype)
+    sharding.local(made).copy_(sharding.part(values, p))
+    return made
 
 
 def pack(optimizer: DRCL, base: dict[str, Any]) -> dict[str, Any]:
     """torch's state dict and what DRCL has to add to it."""
     order = _order(optimizer)
     base["drcl"] = optimizer.progress.plain()
-    base["drcl"] |= {"splitting": optimizer.solver.splitting, "normalise": optimizer.solver.normalise}
+    base["drcl"] |= {option: getattr(optimizer.solver, option) for option in SAME}
     base["drcl"]["names"] = [optimizer.progress.names.get(p) for p in order]
     if optimizer.progress.layers:
         base["layers"] = _packed_layers(optimizer)
-    for part in ("free", "buffers"):
+    if optimizer.progress.adapters:
+        base["adapters"] = _packed_adapters(optimizer)
+    for part in PARTS:
         base[part] = {name: t.clone() for name, t in getattr(optimizer.progress, part).items()}
     if optimizer.inner is not None:
         base["inner"] = optimizer.inner.state_dict()
-    return base
+    return folded(base) if any(map(sharding.is_sharded, order)) else base
 
 
-def check(optimizer: DRCL, state_dict: Any) -> None:
+def folded(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """In the form of a torch optimizer's, as torch.distributed.checkpoint takes it: all else is in the first group."""
+    first, *others = state_dict["param_groups"]
+    if FOLDED in first:
+        return state_dict
+    more = {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
+    count = sum(len(g["params"]) for g in state_dict["param_groups"])
+    state = {i: state_dict["state"].get(i, {}) for i in range(count)}  # it wants to find every parameter there
+    return {"state": state, "param_groups": [{**first, FOLDED: more}, *others]}
+
+
+def _unfolded(state_dict: Any) -> Any:
+    """The form in which `pack` makes it of parameters that are not sharded; anything else as it is."""
+    try:
+        first, *others = state_dict["param_groups"]
+        more = first[FOLDED]
+        # A checkpoint loses dicts without entries, and gives back as text the numbers that were keys.
+        more = {**{part: {} for part in PARTS}, **more}
+        if "inner" in more:
+            more["inner"] = {**more["inner"], "state": _with_numbers(more["inner"].get("state", {}))}
+        state = _with_numbers(state_dict.get("state", {}))
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return state_dict
+    plain = {key: value for key, value in first.items() if key != FOLDED}
+    return {"state": state, "param_groups": [plain, *others], **more}
+
+
+def _with_numbers(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {int(key) if str(key).isdigit() else key: value for key, value in state.items()}
+
+
+def checked(optimizer: DRCL, state_dict: Any) -> dict[str, Any]:
+    """A state as `pack` makes it of parameters that are not sharded; refused unless it is whole and fits."""
+    state_dict = _unfolded(state_dict)
+    _check(optimizer, state_dict)
+    found: dict[str, Any] = state_dict
+    return found
+
+
+def _check(optimizer: DRCL, state_dict: Any) -> None:
     """Raise, naming the part or parameter, unless the state is whole, sound and of an optimizer like this one."""
     own = state_dict.get("drcl") if isinstance(state_dict, Mapping) else None
     if not isinstance(own, Mapping):
         raise ValueError("this state dict was not made by DRCL: it has no 'drcl' entry")
-    missing = [key for key in ("state", "param_groups", "free", "buffers") if key not in state_dict]
-    missing += [key for key in (*PLAIN, "splitting", "normalise", "names") if key not in own]
+    missing = [key for key in ("state", "param_groups", *PARTS) if key not in state_dict]
+    missing += [key for key in (*PLAIN, *SAME, "names") if key not in own]
     if missing:
         raise ValueError(f"the state dict lacks {', '.join(missing)}: it is not whole; take another copy")
     if (optimizer.inner is None) != ("inner" not in state_dict):
         raise ValueError("one of the two optimizers wraps another (DRCL.around) and the other does not")
-    for option in ("splitting", "normalise"):
+    for option in SAME:
         ours, theirs = getattr(optimizer.solver, option), own[option]
         if ours != theirs:
             raise ValueError(
@@ -95,12 +164,19 @@ def check(optimizer: DRCL, state_dict: Any) -> None:
     _check_progress(optimizer, own)
     for _ in _unpacked_layers(optimizer, state_dict.get("layers", [])):
         pass
-    for part in ("free", "buffers"):
+    for _ in _unpacked_adapters(optimizer, state_dict.get("adapters", [])):
+        pass
+    for part in PARTS:
         kept = state_dict[part]
         if not isinstance(kept, Mapping) or not all(isinstance(t, Tensor) for t in kept.values()):
             raise ValueError(f"the state dict's {part!r} must hold tensors by name; take another copy")
     for p, entry in _entries(optimizer, state_dict):
         _check_entry(optimizer, p, entry)
+    if own["tasks"] and not any("anchor" in entry for _, entry in _entries(optimizer, state_dict)):
+        raise ValueError(
+            f"the state dict is of {own['tasks']} tasks and has no anchor of any parameter: it is not whole. What "
+            "torch.distributed.checkpoint loads is what the optimizer had before; load with drcl.checkpoint.load"
+        )
 
 
 def _check_groups(optimizer: DRCL, state_dict: Mapping[str, Any]) -> None:
@@ -134,9 +210,18 @@ def _check_progress(optimizer: DRCL, own: Mapping[str, Any]) -> None:
         "steps_in_proposal": _whole(own["steps_in_proposal"]),
         "importance_mean": _measure(own["importance_mean"]),
         "made": isinstance(own["made"], Sequence) and all(isinstance(m, Mapping) for m in own["made"]),
+        "normed": isinstance(own["normed"], Sequence) and all(isinstance(n, str) for n in own["normed"]),
         "gammas": isinstance(own["gammas"], Sequence)
         and all(map(_measure, own["gammas"]))
         and len(own["gammas"]) in (0, groups),
+        "horizon": _whole(own["horizon"]),
+        "steps": _whole(own["steps"]),
+        "travel": isinstance(own["travel"], Sequence)
+        and all(map(_measure, own["travel"]))
+        and len(own["travel"]) in (0, groups),
+        "energy": isinstance(own["energy"], Sequence)
+        and all(map(_measure, own["energy"]))
+        and len(own["energy"]) in (0, auto.PLACES),
         "names": isinstance(own["names"], Sequence)
         and all(n is None or isinstance(n, str) for n in own["names"])
         and len(own["names"]) == parameters,
@@ -173,25 +258,10 @@ def _check_entry(optimizer: DRCL, p: Tensor, entry: Any) -> None:
                 f"parameter {name!r} has shape {tuple(p.shape)}, but the saved {key!r} has {tuple(t.shape)}; load it "
                 "into an optimizer over the same model"
             )
-        if not bool(torch.isfinite(t).all()):
+        if not bool(torch.isfinite(sharding.local(t)).all()):
             raise ValueError(f"parameter {name!r}: the saved {key!r} holds NaN or infinite values; take another copy")
-    if "importance" in given and bool((given["importance"] < 0).any()):
+    if "importance" in given and bool((sharding.local(given["importance"]) < 0).any()):
         raise ValueError(f"parameter {name!r}: the saved 'importance' is negative in places; take another copy")
-
-
-@contextlib.contextmanager
-def loading(optimizer: DRCL) -> Iterator[None]:
-    """Loading replaces whole objects; where it fails in the middle the old ones are put back."""
-    owners = [optimizer] if optimizer.inner is None else [optimizer, optimizer.inner]
-    before = [(owner, owner.state, owner.param_groups) for owner in owners]
-    progress = optimizer.progress
-    try:
-        yield
-    except BaseException:
-        for owner, state, groups in before:
-            owner.state, owner.param_groups = state, groups
-        optimizer.progress = progress
-        raise
 
 
 def unpack(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
@@ -206,13 +276,17 @@ def unpack(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
         optimizer.share_groups()
     own = copy.deepcopy(state_dict["drcl"])
     names = {p: name for p, name in zip(_order(optimizer), own["names"]) if name is not None}
+    known = optimizer.progress.norm_layers
     optimizer.progress = Progress(
         **{key: own[key] for key in PLAIN},
         names=optimizer.progress.names | names,
+        observer=optimizer.progress.observer,
         layers=dict(_unpacked_layers(optimizer, state_dict.get("layers", []))),
-        free={name: t.clone() for name, t in state_dict["free"].items()},
-        buffers={name: t.clone() for name, t in state_dict["buffers"].items()},
+        adapters=dict(_unpacked_adapters(optimizer, state_dict.get("adapters", []))),
     )
+    for part in PARTS:
+        setattr(optimizer.progress, part, {name: t.clone() for name, t in state_dict[part].items()})
+    norms.resume(optimizer, known)
 
 
 def _order(optimizer: DRCL) -> list[Tensor]:
@@ -260,29 +334,35 @@ def _unpacked_layers(optimizer: DRCL, entries: Sequence[Mapping[str, Any]]) -> I
         yield weight, Layer(basis.cast(weight, importance_dtype(weight)), bias)
 
 
-@contextlib.contextmanager
-def all_or_nothing(optimizer: DRCL) -> Iterator[None]:
-    """For what may fail after weights have changed, such as steps of several evaluations: then all is as before."""
-    weights = [(p, p.detach().clone()) for g in optimizer.param_groups for p in g["params"]]
-    owners = [optimizer] if optimizer.inner is None else [optimizer, optimizer.inner]
-    states = [{p: {k: _own(v) for k, v in s.items()} for p, s in owner.state.items()} for owner in owners]
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    progress = optimizer.progress.plain()
-    try:
-        yield
-    except BaseException:
-        for p, before in weights:
-            p.copy_(before)
-        for owner, state in zip(owners, states):
-            owner.state.clear()
-            owner.state.update(state)
-        for group, before in zip(optimizer.param_groups, groups):
-            group.update(before)
-        for key, value in progress.items():
-            setattr(optimizer.progress, key, value)
-        raise
+def _packed_adapters(optimizer: DRCL) -> list[dict[str, Any]]:
+    """The adapters as tensors and plain values, their factors by position."""
+    order = {p: i for i, p in enumerate(_order(optimizer))}
+    return [
+        {
+            "name": name,
+            "a_at": order[adapter.a],
+            "b_at": order[adapter.b],
+            **adapter.facts(),
+            **{key: t.clone() for key, t in adapter.tensors().items() if key not in ("a", "b")},
+        }
+        for name, adapter in optimizer.progress.adapters.items()
+    ]
 
 
-def _own(value: Any) -> Any:
-    """Optimizers write into their tensors and append to their lists; tensors inside lists they leave alone."""
-    return value.clone() if isinstance(value, Tensor) else list(value) if isinstance(value, list) else value
+def _unpacked_adapters(optimizer: DRCL, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Adapter]]:
+    """Copies of packed adapters, checked against this optimizer's parameters."""
+    order = _order(optimizer)
+    for entry in entries:
+        try:
+            name, a, b = str(entry["name"]), order[entry["a_at"]], order[entry["b_at"]]
+            tensors = {"a": a, "b": b, **{key: t for key, t in entry.items() if isinstance(t, Tensor)}}
+        except (TypeError, KeyError, IndexError, AttributeError) as reason:
+            raise ValueError(f"an adapter of the state dict does not read ({reason!r}); take another copy") from None
+        try:
+            adapter = Adapter.restored(tensors, entry)
+            adapter.check()
+        except ValueError as reason:
+            raise ValueError(
+                f"the adapter of {name!r}: {reason}; load it into an optimizer over the same model"
+            ) from None
+        yield name, cast(adapter, a, b, importance_dtype(a))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.attack import tally
 from tests.attack.budget import cases, times
 from tests.tasks import same, whole_state
 from torch import nn
@@ -58,6 +59,12 @@ ESTIMATORS: list[Callable[[], Any]] = [
     lambda: Kronecker(samples=12),
     lambda: Kronecker(samples=12, rank=2),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def figures(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    tally.keep("api", request, **TALLY)
 
 
 def network() -> nn.Module:
@@ -228,7 +235,35 @@ class Life(RuleBasedStateMachine):
 
         self.both(act)
 
+    @alive
+    @rule(more=st.integers(0, 2), in_place=st.booleans(), turned=st.booleans(), halfway=st.booleans())
+    def classes_are_added(self, more: int, in_place: bool, turned: bool, halfway: bool) -> None:
+        def act(s: Side) -> None:
+            head = s.model[2]  # type: ignore[index]
+            rows = len(head.bias)  # type: ignore[arg-type]
+            if rows + more > 10:
+                return
+            places = list(range(rows + more))[::-1][:rows] if turned else None
+            for name in ("weight", "bias"):
+                old = getattr(head, name)
+                data = torch.randn(rows + more, *old.shape[1:], generator=torch.Generator().manual_seed(more))
+                data[places or list(range(rows))] = old.detach()
+                new = nn.Parameter(data)
+                if in_place:
+                    old.data, new = data, old
+                s.opt.grow(old, new, rows=places)
+                setattr(head, name, new)
+                if name == "weight" and halfway:
+                    s.opt.load_state_dict(copy.deepcopy(s.opt.state_dict()))
+
+        assert self.both(act)
+
     # -- what goes wrong
+
+    @alive
+    @rule(rows=st.sampled_from([None, [0], [0, 0, 0, 0], "x"]), columns=st.sampled_from([4, 6]))
+    def hostile_growth(self, rows: Any, columns: int) -> None:
+        assert not self.both(lambda s: s.opt.grow(s.model[2].weight, nn.Parameter(torch.ones(12, columns)), rows))  # type: ignore[index,arg-type]
 
     @alive
     @rule(bad=st.sampled_from([math.nan, math.inf]), where=st.integers(0, 3))
@@ -263,7 +298,8 @@ class Life(RuleBasedStateMachine):
 
         def act(s: Side) -> None:
             weight = s.model[2].weight  # type: ignore[index]
-            weight.data = torch.ones(rows, 5, dtype=weight.dtype)  # type: ignore[union-attr]
+            other = rows + int(rows == len(weight))  # type: ignore[arg-type]
+            weight.data = torch.ones(other, 5, dtype=weight.dtype)  # type: ignore[union-attr]
             weight.grad = torch.ones_like(weight)  # type: ignore[union-attr,arg-type]
             s.opt.step()
 

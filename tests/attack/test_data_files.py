@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.attack.budget import cases
+from tests.attack.tally import keep
 
 from drcl.lab.data import DataError
 from drcl.lab.data.checks import sha256
@@ -48,6 +50,15 @@ SEED = 2024
 PER_TARGET = 60
 PATIENCE = 300.0  # seconds without a new case; one may compute for 20
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bounds on memory are Linux's")
+
+FOUND: dict[str, Any] = {"generated": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def figures(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "outcomes" in FOUND:
+        keep("data-files", request, **FOUND)
 
 
 class Workers:
@@ -128,6 +139,7 @@ def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert all(sum(counts.values()) == workers.count for counts in workers.outcomes.values())
     # An attack that never got past the first bytes would be none.
     total = sum(workers.outcomes.values(), Counter())
+    FOUND.update(outcomes=dict(total), damaged=sum(total.values()))
     assert total["refused"] > total["other"] > 0
 
 
@@ -189,6 +201,7 @@ def test_any_bytes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
             tally[attempt(name, path)] += 1
 
         attack()
+    FOUND["generated"] += sum(tally.values())
     with capsys.disabled():
         print(f"\n{name}: {sum(tally.values()):,} files of any bytes, {tally['refused']:,} refused", end="")
 
@@ -206,6 +219,7 @@ def test_any_json(capsys: pytest.CaptureFixture[str]) -> None:
             tally[attempt("leaf", path)] += 1
 
         attack()
+    FOUND["generated"] += sum(tally.values())
     with capsys.disabled():
         print(f"\nJSON of any shape: {sum(tally.values()):,} files, {tally['refused']:,} refused", end="")
 

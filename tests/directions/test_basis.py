@@ -8,6 +8,7 @@ import torch
 from tests.directions.problems import measured, projectors, random_basis
 from torch import nn
 
+from drcl.directions import basis as basis_module
 from drcl.directions.basis import Eigenbasis, as_matrix, as_weight, bias_of, eigenvectors
 
 
@@ -139,6 +140,33 @@ def test_eigenvectors_are_those_of_numpys_largest(rank):
         values = torch.linalg.eigvalsh(f).flip(0)[: u.shape[1]]
         torch.testing.assert_close(f @ u, u * values)
     assert eigenvectors(torch.zeros(1, 3, 3), None).isfinite().all()
+
+
+def test_eigenvectors_of_long_sides_carry_what_the_best_would():
+    """Within half a per cent of the factor's trace, where its eigenvalues fall slowly, as 1, 1/2, 1/3, ..."""
+    n, kept = basis_module.LONG, 100
+    q = torch.linalg.qr(torch.randn(n, n, generator=rng()).double())[0]
+    values = 1 / torch.arange(1, n + 1).double()
+    factor = ((q * values) @ q.T)[None].float()
+    best = values[:kept].sum() / values.sum()
+    found = eigenvectors(factor, kept)
+    assert found.shape == (1, n, kept)
+    torch.testing.assert_close(found[0].T @ found[0], torch.eye(kept), rtol=0, atol=1e-5)
+
+    def carried(u):
+        return float((u[0] * (factor[0] @ u[0])).sum() / values.sum())
+
+    assert best - 0.005 < carried(found) < best + 1e-5
+    along = (found[0] * (factor[0] @ found[0])).sum(0)
+    assert bool((along.diff() < 1e-4).all())  # largest first
+    again = eigenvectors(factor, kept, found)
+    assert carried(found) < carried(again) < best + 1e-5  # from the last ones it gets closer
+    assert torch.equal(eigenvectors(factor, kept), found)
+    # A direction that nothing pointed to before is found.
+    new = torch.randn(n, generator=rng().manual_seed(1))
+    new /= new.norm()
+    turned = eigenvectors(factor + 3 * torch.outer(new, new), kept, found)
+    assert float((turned[0].T @ new).square().sum()) > 0.999
 
 
 def test_what_is_stored_comes_back_and_what_does_not_fit_is_refused():

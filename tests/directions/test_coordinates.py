@@ -144,3 +144,31 @@ def test_where_everything_is_held_there_is_nothing_to_add(cut):
     basis = random_basis(generator, *cut)
     held = Penalty(ElasticNet(1.0), gamma=0.1, strength=1e9, damping=1.0)
     assert Coordinates(basis, torch.randn(1, 1, 4, 5, generator=generator).double()).settled(held) is None
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("mix", [0.0, 0.5, 1.0])
+def test_columns_that_share_the_importance_of_the_tail_need_no_turn(mix, groups):
+    """With L2 the map is the same matrix by matrix; the oracle is the map written out with projectors."""
+    generator = torch.Generator().manual_seed(4)
+    before = random_basis(generator, 2, 4, size=(5, 7), groups=groups)
+    basis = before.with_shared_columns(1)
+    assert (before.own_columns, basis.own_columns) == (4, 1)
+    assert basis.total == pytest.approx(before.total)
+    assert before.with_shared_columns(4) is before
+    out, into = before.counts()
+    weights = before.eigenvalues[..., 2, 1:] * into[1:]
+    torch.testing.assert_close(basis.eigenvalues[..., 2, 1], weights.sum(-1) / into[1:].sum())
+    assert torch.equal(basis.eigenvalues[..., :2, :], before.eigenvalues[..., :2, :])
+    d = torch.randn(groups, 1, 5, 7, generator=generator).double()
+    penalty = Penalty(ElasticNet(mix), 0.3, 2.0, 0.1)
+    found = Coordinates(basis, d.clone()).settled(penalty)
+    for g in range(groups):
+        truth = torch.zeros(5, 7).double()
+        for row, left in enumerate(projectors(basis.outputs[g])):
+            for column, right in enumerate(projectors(basis.inputs[g])):
+                part, count = left @ d[g, 0] @ right, float(out[row] * into[column])
+                t = 0.3 * 2.0 * (float(basis.eigenvalues[g, 0, row, column]) + 0.1)
+                shrunk = max(0.0, 1 - t * mix * count**0.5 / float(part.norm())) / (1 + t * (1 - mix))
+                truth += shrunk * part
+        torch.testing.assert_close(found[g, 0], truth)

@@ -1,5 +1,8 @@
 """Kronecker factors and eigenvalues against brute force: full Fisher matrices, loops over patches and over samples."""
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 from tests.directions.problems import everything, gradients, measured, operator
@@ -7,7 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from drcl import Fisher, Kronecker
-from drcl.directions.factors import Eigenvalues, EigenvalueVisitor, Factors, FactorVisitor, basis_of
+from drcl.directions.eigenvalues import Eigenvalues
+from drcl.directions.factors import Factors, basis_of, patches_at
+from drcl.directions.passes import PassVisitor
+from drcl.per_sample.hooks import OnePass
 
 
 @pytest.mark.parametrize("eigenvalues", ["exact", "product"])
@@ -222,7 +228,7 @@ def test_inputs_count_once_a_batch_however_many_derivatives_come():
     batches = [doubles(5, 1, 4), doubles(2, 1, 4, seed=1)]
     derivatives = [[doubles(len(x), 1, 3, seed=10 + k) for k in range(3)] for x in batches]
     for x, several in zip(batches, derivatives):
-        visitor = FactorVisitor([factors])
+        visitor = PassVisitor(OnePass(layer, {}), {layer: factors}, {}, {})
         for d in several:
             visitor(layer, x, d)
             visitor.end_of_pass()
@@ -262,13 +268,65 @@ def test_a_visitor_shows_every_layer_its_own_samples():
     layers = nn.Linear(4, 3, bias=False).double(), nn.Linear(3, 2, bias=False).double()
     one = [torch.eye(n).double()[None] for n in range(5)]
     bases = [basis_of(one[n], one[m], None, positions=1, bias=False, count=1.0) for m, n in ((3, 4), (2, 3))]
-    found = [Eigenvalues(layer, basis) for layer, basis in zip(layers, bases)]
-    visitor = EigenvalueVisitor(found)
+    found = [Eigenvalues(layer, basis, samples=6) for layer, basis in zip(layers, bases)]
+    visitor = PassVisitor(OnePass(nn.Sequential(*layers), {}), dict(zip(layers, found)), {}, {})
     shown = [(doubles(6, 1, 4), doubles(6, 1, 3, seed=1)), (doubles(6, 1, 3, seed=2), doubles(6, 1, 2, seed=3))]
     for layer, (x, d) in zip(layers, shown):
         visitor(layer, x, d)
     for eigenvalues, basis, (x, d) in zip(found, bases, shown):
         g = d[:, 0, :, None] * x[:, 0, None, :]
         squares = (basis.outputs[0].T @ g @ basis.inputs[0]).square()
-        torch.testing.assert_close(eigenvalues.means(6)[0, 0], squares.mean(0))
-        assert eigenvalues.trace() == pytest.approx(float(squares.sum()))
+        torch.testing.assert_close(eigenvalues.means()[0, 0], squares.mean(0))
+        assert eigenvalues.trace() == pytest.approx(float(squares.sum()) / 6)
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_drawn_patches_are_those_of_the_loop(kind):
+    conv = CONVOLUTIONS[kind].double()
+    x = doubles(2, 3, 4, *([7, 6] if isinstance(conv, nn.Conv2d) else [9]))  # three images to a sample
+    shape = conv(x[:, 0]).shape
+    each = shape[2:].numel()
+    at = torch.tensor([[0, each - 1, each + 1, 2 * each, 3 * each - 1], [1, 2, 3, each, 2 * each - 1]])
+    found = patches_at(conv, x, at).flatten(3)
+    for sample, positions in enumerate(at.tolist()):
+        for k, position in enumerate(positions):
+            truth = patch_loop(conv, x[:, position // each], shape)
+            rows = torch.cat([truth[sample, g][position % each] for g in range(conv.groups)])
+            torch.testing.assert_close(found[sample, k], rows)
+
+
+class Drawn:
+    """In place of the generator: numbers that lead to the pair of positions whose turn it is, one of each half."""
+
+    def __init__(self, pair):
+        self.pair = pair
+
+    def random(self, shape):
+        assert shape == (4, 2)
+        return np.broadcast_to((np.array(self.pair) + 0.5) / 3, shape)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "conv", "channels", "grouped"])
+def test_factors_from_drawn_positions_are_unbiased(kind):
+    """Their mean over all draws that there are is the sum over all positions."""
+    if kind == "tokens":
+        layer, x, d = nn.Linear(3, 2).double(), doubles(4, 1, 6, 3), doubles(4, 1, 6, 2, seed=1)
+    else:
+        layer = nn.Conv2d(2, 4, 2, groups=2 if kind == "grouped" else 1).double()
+        x, d = doubles(4, 1, 2, 3, 4), doubles(4, 1, 4, 2, 3, seed=1)
+    options = dict(bias=kind != "channels", apart=kind == "channels", largest=100)
+    exact = Factors(layer, **options)
+    exact.add(x, d, inputs=True)
+    pairs = list(itertools.product(range(3), repeat=2))
+    a, g = torch.zeros_like(exact.a), torch.zeros_like(exact.g)
+    for pair in pairs:
+        found = Factors(layer, **options, few=(2, 2))
+        found._rng = Drawn(pair)
+        found.add(x, d, inputs=True)
+        a += found.a / len(pairs)
+        g += found.g / len(pairs)
+    torch.testing.assert_close(a, exact.a)
+    torch.testing.assert_close(g, exact.g)
+    whole = Factors(layer, **options, few=(4, 4))  # of six there is nothing to gain by that
+    whole.add(x, d, inputs=True)
+    assert torch.equal(whole.a, exact.a)

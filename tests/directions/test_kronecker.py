@@ -43,6 +43,9 @@ def test_the_model_is_left_as_it_was_and_repeats_itself():
         ({"convolutions": "pixels"}, "convolutions='pixels'"),
         ({"rank": 0}, "rank=0"),
         ({"largest": None}, "largest=None"),
+        ({"output_rank": 0}, "output_rank=0"),
+        ({"passes": 3}, "passes=3"),
+        ({"passes": True}, "passes=True"),
         ({"samples": 0}, "samples=0"),
         ({"labels": "drawn"}, "labels='drawn'"),
     ],
@@ -121,13 +124,15 @@ def test_a_history_of_single_weights_is_taken_along():
         torch.testing.assert_close(rank_one.sum(1), truth.sum(1))
 
 
-def test_long_sides_are_cut_to_256_directions_and_others_kept_whole():
+def test_long_sides_are_cut_and_others_kept_whole():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(500, 256), nn.ReLU(), nn.Linear(256, 3))
+    model = nn.Sequential(nn.Linear(500, 256), nn.ReLU(), nn.Linear(256, 400), nn.ReLU(), nn.Linear(400, 3))
     data = [(torch.randn(8, 500), torch.randint(3, (8,)))]
     bases = Kronecker().measure(model, data, dict(model.named_parameters())).bases
-    assert [b.kept for b in bases.values()] == [(256, 256), (3, 257)]
-    assert [b.size for b in bases.values()] == [(256, 501), (3, 257)]
+    assert [b.kept for b in bases.values()] == [(256, 256), (64, 257), (3, 256)]
+    assert [b.size for b in bases.values()] == [(256, 501), (400, 257), (3, 401)]
+    alike = Kronecker(output_rank=None).measure(model, data, dict(model.named_parameters())).bases
+    assert [b.kept for b in alike.values()] == [(256, 256), (256, 257), (3, 256)]
     whole = Kronecker(rank=None).measure(model, data, dict(model.named_parameters())).bases
     assert all(b.complete for b in whole.values())
     assert [b.total for b in bases.values()] == pytest.approx([b.total for b in whole.values()], rel=1e-4)

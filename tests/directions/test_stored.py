@@ -75,7 +75,7 @@ def test_an_anchor_file_carries_the_bases(variant, tmp_path):
 
 def test_an_anchor_of_single_weights_has_no_bases(tmp_path):
     model = mlp()
-    opt = DRCL(model.named_parameters(), lr=0.05)
+    opt = DRCL(model.named_parameters(), lr=0.05, preset="weights")
     opt.consolidate(model, task(0))
     opt.anchor.save(tmp_path / "a.safetensors")
     assert Anchor.load(tmp_path / "a.safetensors").bases == {}
@@ -102,7 +102,7 @@ def test_protecting_with_another_map_or_other_groups_is_refused():
         DRCL(model.named_parameters(), lr=0.05, prox="box").protect(model, anchor)
     named = dict(model.named_parameters())
     parts = [[(n, p) for n, p in named.items() if n.endswith(end)] for end in ("weight", "bias")]
-    opt = DRCL([{"params": part} for part in parts], lr=0.05)
+    opt = DRCL([{"params": part} for part in parts], lr=0.05, preset="weights")
     with pytest.raises(ValueError, match="different groups"):
         opt.protect(model, anchor)
     assert opt.tasks == 0

@@ -28,6 +28,7 @@ def test_descriptions_are_plain_values():
         "labels": "sampled",
         "loss": None,
         "seed": 3,
+        "likelihood": "softmax",
     }
     assert Fisher().needs_data
     assert not PathIntegral().needs_data
@@ -98,7 +99,7 @@ def test_an_estimator_from_outside_may_find_directions():
             return {"estimator": "Borrowed"}
 
     models = mlp(), mlp()
-    opts = [DRCL(m.named_parameters(), lr=0.1) for m in models]
+    opts = [DRCL(m.named_parameters(), lr=0.1, preset="weights") for m in models]
     for model, opt, importance in zip(models, opts, (Borrowed(), Kronecker())):
         for number in range(2):
             opt.consolidate(model, task(number), importance=importance)

@@ -288,9 +288,9 @@ def test_nothing_is_left_behind_by_a_failure():
         ({"samples": True}, "samples must be a whole number"),
         ({"batch_size": 0}, r"Fisher\(batch_size=0\)"),
         ({"seed": -1}, r"Fisher\(seed=-1\)"),
-        ({"labels": "true"}, r"Fisher\(labels='true'\): labels must be one of sampled, signs, exact, empirical"),
-        ({"labels": "sampled", "loss": F.mse_loss}, "use labels='empirical' with it"),
-        ({"labels": "exact", "loss": F.mse_loss}, "use labels='empirical' with it"),
+        ({"labels": "true"}, r"Fisher\(labels='true'\): labels must be None or one of sampled, signs, exact"),
+        ({"labels": "sampled", "loss": F.l1_loss}, "use labels='empirical' with it"),
+        ({"labels": "exact", "loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "use labels='empirical' with it"),
     ],
 )
 def test_arguments_are_checked_when_given(arguments, message):

@@ -13,7 +13,7 @@ from drcl.importance import Fisher
 from drcl.importance.labels import (
     exact_cotangents,
     loss_cotangents,
-    one_hot_cotangents,
+    observed_cotangents,
     sampled_cotangents,
     signed_cotangents,
 )
@@ -69,7 +69,7 @@ def test_true_labels_give_the_derivative_of_cross_entropy():
     output = logits().requires_grad_()
     target = torch.tensor([0, 1, 2, 3, 0, 1, 2])
     expected = torch.autograd.grad(F.cross_entropy(output, target, reduction="sum"), output)[0]
-    torch.testing.assert_close(one_hot_cotangents(output, target, 7)[0][0], expected)
+    torch.testing.assert_close(observed_cotangents(output, target, 7)[0][0], expected)
 
 
 def test_own_losses_are_differentiated_sample_by_sample():
@@ -87,7 +87,7 @@ def test_own_losses_are_differentiated_sample_by_sample():
     def vector(o, t):
         return F.cross_entropy(o, t, reduction="none")
 
-    torch.testing.assert_close(loss_cotangents(vector, output, target, 7), one_hot_cotangents(output, target, 7))
+    torch.testing.assert_close(loss_cotangents(vector, output, target, 7), observed_cotangents(output, target, 7))
     unused = {"a": output, "b": torch.ones(7, 2, dtype=torch.float64)}
     found = loss_cotangents(lambda o, t: o["a"].square().sum(1), unused, None, 7)
     torch.testing.assert_close(found, [[2 * output.detach(), torch.zeros(7, 2, dtype=torch.float64)]])

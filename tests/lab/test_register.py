@@ -145,7 +145,7 @@ def test_a_builder_that_exists_serves_another_benchmark():
 
 @pytest.mark.usefixtures("unregistered")
 def test_what_makes_no_sense_is_refused_with_the_remedy():
-    with pytest.raises(register.PluginError, match="is no method: decorate a class derived from"):
+    with pytest.raises(register.PluginError, match="is not a method: decorate a class derived from"):
         register.method(object)
     with pytest.raises(register.PluginError, match="Nameless has no name: write name"):
         register.method(type("Nameless", (methods.Method,), {}))

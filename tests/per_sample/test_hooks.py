@@ -45,6 +45,25 @@ def test_hooks_of_others_that_change_outputs():
     check(model, doubles(5, 4))
 
 
+class BegunElsewhere(nn.Module):
+    """The graph begins before the first layer, as tools that train adapters see to; another branch at a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three, self.head = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x):
+        h = (2 * x).detach().requires_grad_()
+        return self.head(torch.tanh(self.one(h)) * self.two(h) + self.three(x))
+
+
+def test_a_graph_that_begins_before_the_first_layer():
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(BegunElsewhere().double(), doubles(5, 4))
+
+
 def test_layer_called_around_its_hooks():
     class Net(nn.Module):
         def __init__(self):

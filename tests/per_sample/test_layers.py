@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.importance.imitation import Conv1D
 from tests.per_sample.definition import check, covered, doubles
 from torch import nn
 
@@ -46,6 +47,42 @@ def test_convolutions_along_one_dimension(layer):
     x = doubles(4, 4, 11)
     model(x)
     check(model, x)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("shape", [(5, 4), (5, 1, 4), (5, 3, 4)], ids=str)
+def test_weights_stored_as_inputs_by_outputs(shape, power):
+    """GPT-2's Conv1D, at one position and at several."""
+    model = nn.Sequential(Conv1D(6, 4), nn.Tanh(), Conv1D(3, 6)).double()
+    assert set(covered(model)) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    check(model, doubles(*shape), power)
+
+
+def test_only_the_name_and_the_shapes_together_tell_such_a_layer():
+    layer = Conv1D(6, 4)
+    assert rule_for(layer) is not None
+    layer.nf = 4
+    assert rule_for(layer) is None
+    assert rule_for(type("Other", (Conv1D,), {})(6, 4)) is None
+
+
+class TinyRMSNorm(nn.Module):
+    """As models of transformers write it."""
+
+    def __init__(self, width, plus=0.0):
+        super().__init__()
+        self.weight, self.variance_epsilon, self.plus = nn.Parameter(torch.randn(width)), 1e-6, plus
+
+    def forward(self, x):
+        return (self.weight + self.plus) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+@pytest.mark.parametrize("plus", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [(5, 4), (5, 3, 4)], ids=str)
+def test_root_mean_square_norms_of_other_libraries(shape, plus):
+    model = nn.Sequential(nn.Linear(4, 4), TinyRMSNorm(4, plus), nn.Linear(4, 3)).double()
+    assert "1.weight" in covered(model)
+    check(model, doubles(*shape))
 
 
 def test_convolution_rule_of_accelerators():
@@ -91,6 +128,30 @@ def test_batch_norm_1d_with_and_without_positions(length):
     first = nn.Linear(4, 6) if length is None else nn.Conv1d(4, 6, 1)
     model = nn.Sequential(first, norm, nn.Flatten(), nn.Tanh(), nn.Linear(6 * (length or 1), 3)).double()
     check(model, doubles(4, 4) if length is None else doubles(4, 4, length))
+
+
+class TwoStatistics(nn.modules.batchnorm._BatchNorm):
+    """A batch normalisation that keeps its statistics in its own way."""
+
+    def __init__(self, channels):
+        super().__init__(channels, track_running_stats=False)
+        self.register_buffer("means", torch.randn(2, channels))
+
+    def forward(self, x):
+        ones = torch.ones_like(self.means[1])
+        return nn.functional.batch_norm(x, self.means[1], ones, self.weight, self.bias, training=self.training)
+
+
+def test_a_batch_norm_with_a_forward_of_its_own():
+    norm = TwoStatistics(6)
+    for p in norm.parameters():
+        nn.init.uniform_(p, 0.5, 1.5)
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), norm, nn.Tanh(), nn.Flatten(), nn.Linear(150, 3)).double()
+    assert rule_for(norm.train()) is None
+    before = dict(norm.eval().named_parameters())
+    assert {"1.weight", "1.bias"} <= covered(model.eval())
+    check(model, doubles(4, 2, 7, 7))
+    assert all(p is before[name] for name, p in norm.named_parameters())
 
 
 # A layer, and the shape of what one sample brings to it.

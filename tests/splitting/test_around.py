@@ -37,6 +37,18 @@ def test_before_consolidation_it_is_the_wrapped_optimizer_bit_for_bit(name):
     assert same(weights(one), weights(two))
 
 
+def _gamma(name, plain, g, moved):
+    """What the first step of an optimizer moves per unit of a gradient that lasts."""
+    group = plain.param_groups[0]
+    if name == "SGD":
+        return group["lr"] / (1 - group["momentum"])
+    if name in ("Adam", "AdamW"):
+        return group["lr"] / (g.abs() + group["eps"])
+    if name == "LBFGS":
+        return group["lr"]
+    return moved.norm() / g.norm()
+
+
 @every
 @pytest.mark.parametrize("splitting", ["douglas-rachford", "forward-backward"])
 def test_after_consolidation_the_proposal_is_negotiated(name, splitting):
@@ -48,13 +60,13 @@ def test_after_consolidation_the_proposal_is_negotiated(name, splitting):
     run(model, opt, task(1)[:1])
     plain = OPTIMIZERS[name](twin.parameters())
     run(twin, plain, task(1)[:1])
-    lr = plain.param_groups[0]["lr"]
+    gradients = [p.grad.double() for p in twin.parameters()]
     opt.eval()
     importance = opt.anchor.importance.values()
-    for z, x, start, f in zip(weights(model), weights(twin), a, importance):
+    for z, x, start, f, g in zip(weights(model), weights(twin), a, importance, gradients):
         reach = 2 if splitting == "douglas-rachford" else 1
         r = start.double() + reach * (x.double() - start.double())
-        d, tau = r - start.double(), lr * 0.3 * f.double()
+        d, tau = r - start.double(), _gamma(name, plain, g, x.double() - start.double()) * 0.3 * f.double()
         expected = start.double() + d.sign() * (d.abs() - tau).clamp(min=0)
         torch.testing.assert_close(z.double(), expected, rtol=0, atol=1e-6)
 
@@ -139,7 +151,7 @@ def test_a_frozen_start_for_each_task():
 @every
 def test_share_of_stable_weights_and_drift(name):
     model = mlp()
-    opt = DRCL.around(OPTIMIZERS[name](model.named_parameters()), strength=1.0, splitting="forward-backward")
+    opt = DRCL.around(OPTIMIZERS[name](model.named_parameters()), strength=0.1, splitting="forward-backward")
     opt.consolidate(model, task(0))
     anchor = opt.anchor
     run(model, opt, task(1))
@@ -147,7 +159,7 @@ def test_share_of_stable_weights_and_drift(name):
 
 
 def test_plasticity_steps_with_adam():
-    """Four Adam steps from y, then one negotiation with four times the threshold."""
+    """Four Adam steps from y, then one negotiation, each weight with the sum of four rates over its sqrt(v)."""
     model, twin = mlp(), mlp()
     opt = DRCL.around(
         torch.optim.Adam(model.named_parameters(), lr=0.01),
@@ -157,8 +169,11 @@ def test_plasticity_steps_with_adam():
     )
     opt.consolidate(model, task(0))
     a = weights(model)
-    fit(model, opt, task(1)[:4]), fit(twin, torch.optim.Adam(twin.parameters(), lr=0.01), task(1)[:4])
-    for z, x, start, f in zip(weights(model), weights(twin), a, opt.anchor.importance.values()):
+    adam = torch.optim.Adam(twin.parameters(), lr=0.01)
+    fit(model, opt, task(1)[:4]), fit(twin, adam, task(1)[:4])
+    second = [adam.state[p]["exp_avg_sq"].double() / (1 - 0.999**4) for p in twin.parameters()]
+    for z, x, start, f, v in zip(weights(model), weights(twin), a, opt.anchor.importance.values(), second):
         d = (x - start).double()
-        expected = start.double() + d.sign() * (d.abs() - 0.04 * 0.2 * f.double()).clamp(min=0)
+        gamma = 0.04 / (v.sqrt() + 1e-8)
+        expected = start.double() + d.sign() * (d.abs() - gamma * 0.2 * f.double()).clamp(min=0)
         torch.testing.assert_close(z.double(), expected, rtol=0, atol=1e-6)

@@ -130,3 +130,20 @@ def test_a_wrapped_optimizer_that_refuses_leaves_its_state_as_it_was():
         opt.step()
     assert not opt.inner.state
     assert same(before, [p.detach() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(("make", "key"), [(torch.optim.RMSprop, "momentum"), (torch.optim.Adam, "amsgrad")])
+def test_an_option_of_the_wrapped_optimizer_that_comes_too_late_changes_no_group(make, key):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    groups = [{"params": list(layer.named_parameters())} for layer in model]
+    opt = DRCL.around(make(groups, lr=0.01))
+    for _ in range(2):
+        opt.zero_grad()
+        model(torch.randn(8, 4)).square().sum().backward()
+        opt.step()
+    opt.param_groups[1][key] = 0.9 if key == "momentum" else True
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=f"{key}=.* after {make.__name__} had begun"):
+        opt.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))

@@ -319,7 +319,7 @@ def test_tolerance_stops_early(problem):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("splitting", ["douglas-rachford", "forward-backward"])
 def test_plasticity_steps_form_one_proposal(splitting, momentum):
-    """Three SGD steps from y make x; then r = 2x - y (or x) meets the threshold (gamma1+gamma2+gamma3) lam F."""
+    """Three SGD steps from y make x; then r = 2x - y (or x) meets (gamma1+gamma2+gamma3) lam F."""
     a, f = random_case(12)
     model, opt = protected(
         a, f, lr=0.1, momentum=momentum, strength=0.8, splitting=splitting, plasticity_steps=3, iterations=1
@@ -341,7 +341,7 @@ def test_plasticity_steps_form_one_proposal(splitting, momentum):
                 np.testing.assert_allclose(z_of(model, opt).numpy(), z, atol=1e-14)
                 np.testing.assert_allclose(model.w.detach().numpy(), x, atol=1e-14)
         r = 2 * x - y if reflect else x
-        z = a + np.sign(r - a) * np.maximum(np.abs(r - a) - total * 0.8 * f, 0)
+        z = a + np.sign(r - a) * np.maximum(np.abs(r - a) - total / (1 - momentum) * 0.8 * f, 0)
         y = y + z - x if reflect else z
         np.testing.assert_allclose(model.w.detach().numpy(), y, atol=1e-13)
         np.testing.assert_allclose(z_of(model, opt).numpy(), z, atol=1e-13)

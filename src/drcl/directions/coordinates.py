@@ -8,7 +8,8 @@ Where all directions are kept, the map is U_G prox(U_G^T D U_A) U_A^T. Where som
     tail    what is left, one vector for the whole layer
 
 The prox of a vector with one penalty is a factor, so none of the last three has to be rotated: 4 m n (j + k) operations
-for j of m outputs and k of n inputs kept, instead of 4 m n (m + n).
+for j of m outputs and k of n inputs kept, instead of 4 m n (m + n). Where columns have the importance of the tail and
+the penalty is L2, their factor is that of the tail: only the c columns before them are rotated, 4 m n (j + c).
 """
 
 from __future__ import annotations
@@ -30,34 +31,35 @@ class Coordinates:
     d: Tensor
     kept: Tensor = field(init=False)
     rows: Tensor | None = None  # U_G^T D, where inputs are left out
-    columns: Tensor | None = None  # D U_A, where outputs are
+    columns: Tensor | None = None  # D U_A, where outputs are and all inputs are kept
 
     def __post_init__(self) -> None:
         basis = self.basis
         if basis.complete:
             self.kept = basis.rotate(self.d)
             return
-        (j, k), (m, n) = basis.kept, basis.size
+        k, n = basis.kept[1], basis.size[1]
         u, v = basis.sides()
-        if j < m:
-            self.columns = self.d if u is None else self.d @ u
         if k < n:
             assert u is not None
             self.rows = self.d if v is None else v.mT @ self.d
             self.kept = self.rows @ u
         else:
             assert v is not None
-            assert self.columns is not None
+            self.columns = self.d if u is None else self.d @ u
             self.kept = v.mT @ self.columns
 
     def sizes(self) -> Tensor:
         """The length of each coordinate, in the shape of the eigenvalues."""
         found = self.kept.abs()
-        if self.rows is None and self.columns is None:
+        if self.basis.complete:
             return found
         squares = self.kept.double().square()
         rows = None if self.rows is None else self.rows.double().square().sum(-1) - squares.sum(-1)
-        columns = None if self.columns is None else self.columns.double().square().sum(-2) - squares.sum(-2)
+        columns = None
+        if self.basis.kept[0] < self.basis.size[0]:
+            every = self._columns(self.basis.kept[1])
+            columns = every.double().square().sum(-2) - squares.sum(-2)
         if rows is not None:
             found = torch.cat([found, rows.clamp(min=0).sqrt().to(found.dtype)[..., None]], -1)
         if columns is not None:
@@ -77,13 +79,13 @@ class Coordinates:
         basis, (j, k) = self.basis, self.basis.kept
         values = basis.eigenvalues
         kept = penalty(self.kept, torch.zeros_like(self.kept), values[..., :j, :k])
-        if self.rows is None and self.columns is None:
-            return basis.rotate_back(kept) if bool(kept.any()) else None
+        if basis.complete:
+            return None if _vanishes(kept) else basis.rotate_back(kept)
         factors = self._factors(penalty)
-        if not bool(kept.any()) and not bool(factors.any()):
+        if _vanishes(kept) and _vanishes(factors):
             return None
         u, v = basis.sides()
-        if self.columns is None:
+        if j == basis.size[0]:
             assert self.rows is not None
             assert u is not None
             c = factors[..., :, k:]
@@ -91,16 +93,19 @@ class Coordinates:
             return out if v is None else v @ out
         assert v is not None
         if self.rows is None:
+            assert self.columns is not None
             c = factors[..., j:, :]
             out = (self.columns * c).add_(v @ (kept - self.kept * c))
             return out if u is None else out @ u.mT
         assert u is not None
         across, down, tail = factors[..., :j, k:], factors[..., j:, :k], factors[..., j:, k:]
         kept -= self.kept * (across + down - tail)
-        left = _plus(self.columns.mul_(down - tail), v, kept)
+        own = basis.own_columns if not penalty.mix else k
+        left = self._columns(own) * (down - tail)[..., :own]
         # Both ways back as one product, with D read and written once.
         ways = torch.cat([v.expand(*left.shape[:-1], -1), left], -1)
-        back = torch.cat([self.rows.mul_(across - tail), u.mT.expand(*self.rows.shape[:2], -1, -1)], -2)
+        first = _plus(self.rows.mul_(across - tail), kept, u.mT)
+        back = torch.cat([first, u[..., :own].mT.expand(*first.shape[:2], -1, -1)], -2)
         return _plus(self.d, ways, back, tail)
 
     def penalty(self, penalty: Penalty) -> float:
@@ -110,6 +115,13 @@ class Coordinates:
         weight = penalty.strength * (self.basis.eigenvalues.double() + penalty.damping)
         value = weight * (mix * self._roots().double() * sizes + (1 - mix) / 2 * sizes.square())
         return float(torch.where(sizes == 0, 0.0, value).sum())
+
+    def _columns(self, count: int) -> Tensor:
+        """D along the first kept inputs."""
+        u = self.basis.sides()[0]
+        if self.columns is not None:
+            return self.columns[..., :count]
+        return self.d if u is None else self.d @ u[..., :count]
 
     def _factors(self, penalty: Penalty) -> Tensor:
         """What the prox leaves of a vector with one penalty: a soft threshold spread over it, and a shrinkage."""
@@ -126,9 +138,14 @@ class Coordinates:
         return out.sqrt()[:, None] * into.sqrt()
 
 
+def _vanishes(t: Tensor) -> bool:
+    """Whether there is nothing to rotate back. Asked on a CPU only: any other device would have to be waited for."""
+    return t.is_cpu and not bool(t.any())
+
+
 def _plus(total: Tensor, a: Tensor, b: Tensor, scale: Tensor | None = None) -> Tensor:
     """scale * total + a @ b, in place; as one operation where there is a single matrix."""
-    if total.shape[:2] == (1, 1):
+    if total.shape[:2] == (1, 1) and total.is_cpu:  # a number that is elsewhere would have to be waited for
         total[0, 0].addmm_(a[0, 0], b[0, 0], beta=1 if scale is None else float(scale))
         return total
     return (total if scale is None else total.mul_(scale)).add_(a @ b)

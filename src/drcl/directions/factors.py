@@ -5,50 +5,75 @@ gradient is the sum over p of d_p a_p^T. Its second moment is taken to be A time
 G = E[mean of d d^T]: exact for one position and one sample, and for more where positions are uncorrelated.
 
 The factors are those of K-FAC (Martens and Grosse 2015; of convolutions Grosse and Martens 2016), the squares of
-gradients along their eigenvectors the eigenvalues of EK-FAC (George, Laurent, Bouthillier, Ballas, Vincent 2018).
-`drcl.directions.passes` shows the samples to both.
+gradients along their eigenvectors (`drcl.directions.eigenvalues`) the eigenvalues of EK-FAC (George, Laurent,
+Bouthillier, Ballas, Vincent 2018). `drcl.directions.passes` shows the samples to both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drcl.directions.basis import Eigenbasis, eigenvectors
-from drcl.per_sample.hooks import Visitor
-from drcl.per_sample.layers import chunk_length
+from drcl.per_sample.layers import chunk_length, is_transposed
+from drcl.per_sample.stand_ins import Projection
 
-KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, Projection)
+
+
+def has_directions(module: nn.Module) -> bool:
+    """Whether the layer's weight is a linear map whose inputs and outputs are those of the layer."""
+    return type(module) in _KINDS or is_transposed(module)
 
 
 class Reader:
     """A layer's inputs as [samples, groups, kernel positions, positions, n], derivatives as [samples, groups,
-    positions, m]. `apart` keeps the positions of a convolution's kernel apart; `bias` appends the constant one."""
+    positions, m]. `apart` keeps the positions of a convolution's kernel apart; `bias` appends the constant one.
+
+    A weight that is stored as [inputs, outputs] is read as the map that goes the other way: the derivatives take the
+    place of the inputs, and these that of the derivatives."""
 
     def __init__(self, module: nn.Module, bias: bool, apart: bool) -> None:
         weight: Any = module.weight
         self.module, self.bias = module, bias
-        self.groups = 1 if isinstance(module, nn.Linear) else int(module.groups)  # type: ignore[arg-type]
+        self.transposed = is_transposed(module)
+        self.convolution = isinstance(module, nn.Conv1d | nn.Conv2d)
+        self.groups = int(getattr(module, "groups", 1))
         self.positions = weight[0, 0].numel() if apart and weight.ndim > 2 else 1
         self.outputs = weight.shape[0] // self.groups
         self.inputs = weight[0].numel() // self.positions + int(bias)
 
-    def rows(self, x: Tensor, d: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """What a visitor is shown of the layer, in these shapes and some samples at a time."""
+    def places(self, d: Tensor) -> int:
+        """At how many positions of a sample the layer is used."""
+        return max(1, d[0].numel() // (self.inputs if self.transposed else self.groups * self.outputs))
+
+    def rows(
+        self, x: Tensor, d: Tensor, at: Tensor | None = None, behind: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What a visitor is shown of the layer, in these shapes and some samples at a time. Of the inputs only the
+        positions `at` of each sample, if they are given, of the derivatives those `behind`: [samples, some]."""
         # Patches repeat each pixel once a kernel position: as many samples at a time as a cache will bear.
-        size = self.groups * self.positions * self.inputs * max(1, d[0].numel() // (self.groups * self.outputs))
+        size = self.groups * self.positions * self.inputs * (self.places(d) if at is None else at.shape[1])
         step = 8 * chunk_length(size, d.device)
         for start in range(0, len(d), step):
             part = slice(start, start + step)
-            yield self._inputs(x[part]), self._derivatives(d[part])
+            a, e = (d[part], x[part]) if self.transposed else (x[part], d[part])
+            some, few = (t if t is None else t[part] for t in (at, behind))
+            derivatives = self._derivatives(e)
+            yield self._inputs(a, some), derivatives if few is None else _picked(derivatives, few)
 
-    def _inputs(self, x: Tensor) -> Tensor:
-        if isinstance(self.module, nn.Linear):
-            a = x.flatten(1, -2)[:, None, None]
+    def _inputs(self, x: Tensor, at: Tensor | None = None) -> Tensor:
+        if not self.convolution:
+            a = self._blocks(x)
+            a = (a if at is None else _picked(a, at))[:, :, None]
+        elif at is not None:
+            patches = patches_at(self.module, x, at).flatten(3)  # [samples, positions, channels, kernel]
+            a = patches.reshape(*patches.shape[:2], self.groups, -1, self.positions).permute(0, 2, 4, 1, 3)
         else:
             patches = _unfold(self.module, x.flatten(0, 1))  # [samples * rows, channels * kernel, positions]
             shape = (len(x), x.shape[1], self.groups, -1, self.positions, patches.shape[-1])
@@ -58,15 +83,19 @@ class Reader:
         return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
 
     def _derivatives(self, d: Tensor) -> Tensor:
-        if isinstance(self.module, nn.Linear):
-            return d.flatten(1, -2)[:, None]
+        if not self.convolution:
+            return self._blocks(d)
         return d.flatten(3).unflatten(2, (self.groups, -1)).permute(0, 2, 1, 4, 3).flatten(2, 3)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """Rows of a linear map, [samples, groups, positions, n]."""
+        x = x.flatten(1, -2)
+        return x[:, None] if self.groups == 1 else x.unflatten(-1, (self.groups, -1)).transpose(1, 2)
 
 
 def _unfold(module: Any, x: Tensor) -> Tensor:
     if isinstance(module.padding, str) or module.padding_mode != "zeros":
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+        x = _padded(module, x)
         padding: tuple[int, ...] = (0,) * len(module.stride)
     else:
         padding = module.padding
@@ -77,44 +106,96 @@ def _unfold(module: Any, x: Tensor) -> Tensor:
     return F.unfold(x, kernel, dilation, padding, stride)
 
 
-class Factors(Reader):
-    """One layer's sums A and G."""
+def _padded(module: Any, x: Tensor) -> Tensor:
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    return F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
 
-    def __init__(self, module: nn.Module, bias: bool, apart: bool, largest: int) -> None:
+
+def patches_at(module: Any, x: Tensor, at: Tensor) -> Tensor:
+    """Only these patches of [samples, rows, channels, ...]: [samples, positions, channels, kernel height, width]."""
+    samples, rows = x.shape[:2]
+    whole = _padded(module, x.flatten(0, 1))
+    kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
+    if whole.ndim == 3:
+        whole, kernel, stride, dilation = whole.unsqueeze(2), (1, *kernel), (1, *stride), (1, *dilation)
+    whole = whole.unflatten(0, (samples, rows))
+    sides = [(n - w * (k - 1) - 1) // s + 1 for n, k, s, w in zip(whole.shape[3:], kernel, stride, dilation)]
+    steps, last = whole.stride(), whole.stride()[3:]
+    view = whole.as_strided(
+        (*whole.shape[:3], *sides, *kernel),
+        (*steps[:3], *(t * s for t, s in zip(last, stride)), *(t * w for t, w in zip(last, dilation))),
+    )
+    row, place = at // (sides[0] * sides[1]), at % (sides[0] * sides[1])
+    which = torch.arange(samples, device=x.device)[:, None]
+    return view[which, row, :, place // sides[1], place % sides[1]]
+
+
+def _picked(rows: Tensor, at: Tensor) -> Tensor:
+    """Some positions of each sample of [samples, groups, positions, n]."""
+    return rows.transpose(1, 2)[torch.arange(len(at), device=at.device)[:, None], at].transpose(1, 2)
+
+
+class Factors(Reader):
+    """One layer's sums A and G.
+
+    With `few` they are estimated from so many positions of each sample, A from the first number and G from the second.
+    They are drawn, one out of each of so many equal stretches, where there are more than half again as many. A sum over
+    them, times all positions by drawn ones, is on average the sum over all.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        bias: bool,
+        apart: bool,
+        largest: int,
+        rotated: tuple[bool, bool] = (True, True),
+        few: tuple[int, int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """`rotated` are the inputs and the outputs; a side longer than `largest` never is."""
         super().__init__(module, bias, apart)
+        self.few, self._rng = few, np.random.default_rng([seed, 2])
         weight: Any = module.weight
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
 
         def zeros(n: int, full: bool) -> Tensor:
             return torch.zeros((self.groups, n, n) if full else (self.groups, n), dtype=wide, device=weight.device)
 
-        self.a = zeros(self.inputs, self.inputs <= largest)
-        self.g = zeros(self.outputs, self.outputs <= largest)
+        self.a = zeros(self.inputs, rotated[0] and self.inputs <= largest)
+        self.g = zeros(self.outputs, rotated[1] and self.outputs <= largest)
         self.samples = 0
 
     def add(self, x: Tensor, d: Tensor, inputs: bool) -> None:
         """The derivatives of a batch, and its inputs if they are wanted too."""
         self.samples += len(d) if inputs else 0
-        for a, e in self.rows(x, d):
-            if inputs:
-                _add_second_moment(self.a, a.to(self.a.dtype).transpose(0, 1).flatten(1, 3), 1 / self.positions)
-            _add_second_moment(self.g, e.to(self.g.dtype).transpose(0, 1).flatten(1, 2), 1 / e.shape[2])
+        places = self.places(d)
+        at, behind = (self._draw(places, k, d) for k in (0, 1))
+        scale = 1.0 if at is None else places / at.shape[1]
+        for a, e in self.rows(x, d, at, behind):
+            if inputs or self.transposed:
+                _add_second_moment(self.a, a.to(self.a.dtype).transpose(0, 1).flatten(1, 3), scale / self.positions)
+            if inputs or not self.transposed:
+                _add_second_moment(self.g, e.to(self.g.dtype).transpose(0, 1).flatten(1, 2), 1 / e.shape[2])
+
+    def _draw(self, places: int, side: int, d: Tensor) -> Tensor | None:
+        if self.few is None or 2 * places <= 3 * self.few[side]:
+            return None
+        few = self.few[side]
+        drawn = (np.arange(few) + self._rng.random((len(d), few))) * (places / few)
+        return torch.from_numpy(np.minimum(drawn.astype(np.int64), places - 1)).to(d.device)
 
     def trace(self) -> float:
         """The importance of all directions together, as the product of the factors has it."""
-        return float((_trace(self.a) * _trace(self.g)).double().sum()) * self.positions
+        return self.product(*self.traces())
 
+    def traces(self) -> tuple[Tensor, Tensor]:
+        """Those of A and of G, [groups, 1]."""
+        return _trace(self.a), _trace(self.g)
 
-class FactorVisitor(Visitor):
-    """Shows one batch to the factors of its layers. Inputs do not depend on the label: they count once a batch."""
-
-    def __init__(self, factors: Iterable[Factors]) -> None:
-        self.factors = {f.module: f for f in factors}
-        self._seen: set[nn.Module] = set()
-
-    def __call__(self, module: nn.Module, x: Tensor, d: Tensor) -> None:
-        self.factors[module].add(x, d, inputs=module not in self._seen)
-        self._seen.add(module)
+    def product(self, a: Tensor, g: Tensor) -> float:
+        """The importance that two traces make."""
+        return float((a * g).double().sum()) * self.positions
 
 
 def _add_second_moment(total: Tensor, rows: Tensor, scale: float) -> None:
@@ -125,88 +206,24 @@ def _add_second_moment(total: Tensor, rows: Tensor, scale: float) -> None:
         total.baddbmm_(rows.mT, rows, alpha=scale)
 
 
-class Eigenvalues(Reader):
-    """One layer's sums of squared per-sample gradients along each direction of a basis, and over what it leaves out."""
-
-    def __init__(self, module: nn.Module, basis: Eigenbasis) -> None:
-        super().__init__(module, basis.bias, basis.eigenvalues.shape[1] > 1)
-        self.basis = basis
-        self.total = torch.zeros_like(basis.eigenvalues)
-
-    def means(self, samples: int) -> Tensor:
-        """The mean square a direction, in the shape of the basis's eigenvalues."""
-        out, into = self.basis.counts()
-        return self.total / (samples * out[:, None] * into)
-
-    def trace(self) -> float:
-        """Over all directions, those left out too."""
-        return float(self.total.double().sum())
-
-    def add(self, x: Tensor, d: Tensor) -> None:
-        for a, e in self.rows(x, d):
-            self._add(a, e)
-
-    def _add(self, a: Tensor, d: Tensor) -> None:
-        u, v = self.basis.inputs, self.basis.outputs
-        a, d = a.to(self.total.dtype), d.to(self.total.dtype)
-        at = d.shape[2]
-        if at == 1:
-            right = _squares(a[:, :, :, 0], None if u is None else u[:, None])
-            left = _squares(d[:, :, 0, None], None if v is None else v[:, None])[:, :, 0]
-            self.total.add_(torch.einsum("bgj,bgsk->gsjk", left, right))
-            return
-        m, n, j, k = self.outputs, self.inputs, *self.basis.kept
-        if not self.basis.complete:
-            self._add_gradients(d[:, :, None].mT @ a)
-            return
-        # Rotating rows, or the gradient they add up to: whichever is less work.
-        rows = at * (n * k * self.positions + m * j + j * k * self.positions)
-        if rows <= self.positions * (at * m * n + m * n * k + m * j * k):
-            a = a if u is None else a @ u[:, None]
-            d = d if v is None else d @ v
-            g = d[:, :, None].mT @ a
-        else:
-            g = d[:, :, None].mT @ a
-            g = g if u is None else g @ u[:, None]
-            g = g if v is None else v[:, None].mT @ g
-        self.total.add_(g.square().sum(0))
-
-    def _add_gradients(self, g: Tensor) -> None:
-        """Of a basis that leaves directions out; g is [samples, groups, kernel positions, m, n]."""
-        u, v = self.basis.sides()
-        across = g if v is None else v.mT @ g
-        down = g if u is None else g @ u
-        kept = (across if u is None else across @ u).square().sum(0)
-        rows = across.square().sum((0, -1)) - kept.sum(-1)
-        columns = down.square().sum((0, -2)) - kept.sum(-2)
-        tail = g.square().sum((0, -2, -1)) - kept.sum((-2, -1)) - rows.sum(-1) - columns.sum(-1)
-        (j, k), (m, n) = self.basis.kept, self.basis.size
-        self.total[..., :j, :k] += kept
-        if k < n:
-            self.total[..., :j, k] += rows.clamp_(min=0)
-        if j < m:
-            self.total[..., j, :k] += columns.clamp_(min=0)
-        if k < n and j < m:
-            self.total[..., j, k] += tail.clamp_(min=0)
-
-
-class EigenvalueVisitor(Visitor):
-    """Shows one batch to the eigenvalues of its layers."""
-
-    def __init__(self, eigenvalues: Iterable[Eigenvalues]) -> None:
-        self.eigenvalues = {e.module: e for e in eigenvalues}
-
-    def __call__(self, module: nn.Module, x: Tensor, d: Tensor) -> None:
-        self.eigenvalues[module].add(x, d)
-
-
-def basis_of(a: Tensor, g: Tensor, rank: int | None, positions: int, bias: bool, count: float) -> Eigenbasis:
+def basis_of(
+    a: Tensor,
+    g: Tensor,
+    rank: int | None,
+    positions: int,
+    bias: bool,
+    count: float,
+    start: tuple[Tensor | None, Tensor | None] = (None, None),
+    output_rank: int | None = None,
+) -> Eigenbasis:
     """The eigenvectors of both factors, each direction with the product of their eigenvalues.
+
+    Those of long sides are looked for from `start` on, the directions of earlier tasks, if there are any.
 
     Factors summed over `count` tasks have a product of count squared terms: divided by count it grows as a sum does.
     """
-    u = eigenvectors(a, rank) if a.ndim == 3 else None
-    v = eigenvectors(g, rank) if g.ndim == 3 else None
+    u = eigenvectors(a, rank, start[0]) if a.ndim == 3 else None
+    v = eigenvectors(g, rank, start[1], output_rank) if g.ndim == 3 else None
     inputs, outputs = _along(a, u), _along(g, v)
     values = (outputs[:, None, :, None] * inputs[:, None, None, :] / count).clamp_(min=0)
     values = values.expand(-1, positions, -1, -1).contiguous()
@@ -226,15 +243,3 @@ def _along(factor: Tensor, directions: Tensor | None) -> Tensor:
 def _trace(factor: Tensor) -> Tensor:
     diagonal = factor if factor.ndim == 2 else factor.diagonal(dim1=-2, dim2=-1)
     return diagonal.sum(-1, keepdim=True)
-
-
-def _squares(x: Tensor, directions: Tensor | None) -> Tensor:
-    """The squares of [..., n] along each direction, and where these are not all, of what they leave out."""
-    if directions is None:
-        return x.square()
-    # [samples, groups, positions, n]: one product for all samples of a group
-    along = (x.transpose(0, 2) @ directions.transpose(0, 1)).transpose(0, 2).square()
-    if directions.shape[-2] == directions.shape[-1]:
-        return along
-    left_out = (x.square().sum(-1, keepdim=True) - along.sum(-1, keepdim=True)).clamp_(min=0)
-    return torch.cat([along, left_out], -1)

@@ -1,8 +1,9 @@
 """Kronecker: importance that knows how the weights of a layer act together.
 
 `DRCL.consolidate(model, data, importance=drcl.Kronecker())` protects directions instead of single weights: those along
-which the earlier tasks' inputs and derivatives lie (`drcl.directions.basis`). Linear layers and convolutions are
-covered, every other parameter gets its diagonal Fisher in the same call, in the same units.
+which the earlier tasks' inputs and derivatives lie (`drcl.directions.basis`). Linear maps, also inside attention and
+recurrent layers, and convolutions are covered; every other parameter gets its diagonal Fisher in the same call, in the
+same units.
 
 Closest relatives: R-EWC turns a layer into coordinates in which its Fisher information is nearly diagonal and runs EWC
 there (Liu, Masana, Herranz, van de Weijer, Lopez, Bagdanov, "Rotate your networks", 2018). Online structured Laplace
@@ -13,6 +14,7 @@ Bernacchia, Hennequin 2021). Here the turned coordinates are where a proximal ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from drcl import ranks
 from drcl.directions.basis import Eigenbasis, as_matrix, as_weight, bias_of
+from drcl.directions.budget import as_bytes
 from drcl.directions.factors import Factors, basis_of
 from drcl.directions.passes import Passes
 from drcl.importance.accumulation import (
@@ -32,7 +36,7 @@ from drcl.importance.accumulation import (
     unit_of,
 )
 from drcl.importance.arguments import no_samples, ready
-from drcl.importance.base import History, Measured
+from drcl.importance.base import History, Measured, check_history
 from drcl.importance.fisher import Fisher, Labels
 from drcl.per_sample.draw import batch_length, draw
 from drcl.per_sample.plan import Forward
@@ -44,54 +48,77 @@ __all__ = ["Kronecker"]
 class Kronecker(Fisher):
     """Kronecker-factored Fisher information and its eigenbasis; `samples`, `labels`, `loss` as in ``drcl.Fisher``.
 
-    Labels are "signs" unless said otherwise: directions want an estimate that does not vanish where the model is sure.
+    Labels left out are "outputs" for an optimizer whose strength is "auto", and "signs" for others: directions want an
+    estimate that does not vanish where the model is sure.
 
     For each Linear, Conv1d and Conv2d (grouped, strided, padded, dilated) the second moments A of its inputs (patches
     of a convolution) and G of its output derivatives are summed over tasks as ``DRCL(memory=...)`` says. Weights are
-    then held along the products of their eigenvectors, the bias as a last column. Norms, embeddings, attention's
-    packed projections, tied weights and layers used more than once keep the diagonal estimate.
+    then held along the products of their eigenvectors, the bias as a last column. The same is done with the projections
+    of nn.MultiheadAttention (queries, keys and values each for itself), with the gates of nn.LSTM, nn.GRU and nn.RNN,
+    and with GPT-2's Conv1D, whose bias is held weight by weight. Norms, embeddings, tied weights and layers used more
+    than once keep the diagonal estimate; the anchor's provenance lists both.
 
     Args:
         eigenvalues: "exact" measures the importance of each direction as the mean square of per-sample gradients
-            along it (EK-FAC: George et al. 2018), in a second pass; what earlier tasks left is carried over as the
+            along it (EK-FAC: George et al. 2018); what earlier tasks left is carried over as the
             diagonal of their importance in the new directions, which keeps its sum. "product" multiplies the
-            eigenvalues of the summed factors: one pass, coarser.
+            eigenvalues of the summed factors: no samples, coarser.
         convolutions: "patches" takes channels and kernel positions together; "channels" rotates channels only and
             keeps a convolution's kernel positions apart (and its bias out of it): for wide convolutions, whose
             patches are long.
-        rank: tell apart at most this many directions of a side that is more than half again as long; None: of any.
+        rank: keep at most this many directions separately, of a side more than half again as long; None: all.
             A shorter side is kept whole, which costs no more. What is left out is held by the mean of its importance,
             one mean for each output direction that is kept, one for each input direction, one for all others.
+        output_rank: of outputs that are cut keep no more than this; None: as many as of inputs. Directions of the
+            outputs that the loss reacts to are few beside those that inputs lie along. Of the inputs only so many have
+            a mean of their own over the outputs left out, which is what makes a step cheap.
+        memory: bytes, such as "2GB", that factors, directions and their importance may take together; None: any. The
+            largest layers are made coarser until they fit (`drcl.directions.budget`), and the anchor's provenance says
+            what became of each. What ``drcl.Fisher`` would hold comes on top.
         largest: a side longer than this is not rotated (a convolution's patches: its channels are tried first).
+        passes: 1 shows every sample once. Where a layer meets many rows (images or tokens times positions, at least
+            four times as many as it has inputs, and a thousand), half of the samples make its factors, from positions
+            that are drawn, and the other half the importance of its directions, from sums of some samples with random
+            signs: unbiased, by `seed`. 2 shows every sample twice and draws nothing, at two to six times the cost.
 
     A step rotates the weights there and back: with m outputs, n inputs and j, k directions kept some 4 m n (j + k)
-    operations a layer. ``rank`` and ``DRCL(plasticity_steps=n)``, which negotiates once for n optimizer steps, make
-    that small beside the n forward and backward passes. Memory a layer: n^2 + m^2 for the factors, n k + m j for
+    operations per layer. ``rank`` and ``DRCL(plasticity_steps=n)``, which negotiates once for n optimizer steps, make
+    that small beside the n forward and backward passes. Memory per layer: n^2 + m^2 for the factors, n k + m j for
     the directions, j k for their importance.
     """
 
-    labels: Labels = "signs"
     eigenvalues: Literal["exact", "product"] = "exact"
     convolutions: Literal["patches", "channels"] = "patches"
     rank: int | None = 256
     largest: int = 4096
+    memory: int | str | None = None
+    passes: Literal[1, 2] = 1
+    output_rank: int | None = 64
 
     finds_directions: ClassVar[bool] = True
+    usual_labels: ClassVar[Labels] = "signs"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, allowed in {"eigenvalues": ("exact", "product"), "convolutions": ("patches", "channels")}.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"Kronecker({name}={getattr(self, name)!r}): use one of {', '.join(allowed)}")
-        for name in ("rank", "largest"):
+        for name in ("rank", "output_rank", "largest"):
             value = getattr(self, name)
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
-            if not whole and not (name == "rank" and value is None):
+            if not whole and not (name != "largest" and value is None):
                 raise ValueError(f"Kronecker({name}={value!r}): {name} must be a whole number of at least 1")
 
+        if isinstance(self.passes, bool) or self.passes not in (1, 2):
+            raise ValueError(f"Kronecker(passes={self.passes!r}): passes must be 1 or 2")
+        if self.memory is not None:
+            as_bytes(self.memory)
+
     def describe(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("eigenvalues", "convolutions", "largest")}
-        own["rank"] = None if self.rank is None else int(self.rank)
+        own = {name: getattr(self, name) for name in ("eigenvalues", "convolutions", "largest", "passes")}
+        for name in ("rank", "output_rank"):
+            own[name] = None if getattr(self, name) is None else int(getattr(self, name))
+        own["memory"] = None if self.memory is None else as_bytes(self.memory)
         return {**super().describe(), "estimator": "Kronecker", **own}
 
     def estimate(
@@ -113,27 +140,39 @@ class Kronecker(Fisher):
         history: History | None = None,
     ) -> Measured:
         """Bases for the layers that have one, and an importance for every weight."""
+        check_history(history)
         history = History() if history is None else history
-        with ready(model, parameters, forward, self.seed) as (bare, call):
-            data = [b for b in draw(batches, self.samples, self.seed, self.batch_size) if batch_length(b)]
-            if not data:
-                raise no_samples()
-            fisher = Fisher(self.samples, self.labels, self.loss, self.seed, self.batch_size)
-            channels = self.convolutions == "channels"
-            passes = Passes(fisher, bare, data, parameters, call, history.groups, channels, self.largest)
-            factors = passes.factors()
-            rest = passes.diagonal()
-            diagonal = sum(float(t.double().sum()) for t in rest.values())
+        seed, exact = ranks.seed(self.seed), self.eigenvalues == "exact"
+        with ready(model, parameters, forward, seed) as (bare, call):
+            with ranks.together():
+                data = [b for b in draw(batches, self.samples, seed, self.batch_size) if batch_length(b)]
+                if not data:
+                    raise no_samples()
+                fisher, channels = replace(self.for_model(bare), seed=seed), self.convolutions == "channels"
+                once = self.passes == 1 and self._labels() != "exact"
+                arguments = (fisher, bare, data, parameters, call, history.groups, channels, self.largest)
+                passes = Passes(*arguments, twice=not once, measured=exact)
+            passes.agree()
+            fitted = None if self.memory is None else passes.fit(as_bytes(self.memory), self.rank, self.output_rank)
             weights = sum(p.numel() for p in parameters.values())
-            unit = unit_of(history, sum(f.trace() for f in factors.values()) + diagonal, weights)
-            bases = {name: self._basis(name, f, history, unit) for name, f in factors.items()}
-            if self.eigenvalues == "exact":
-                exact = passes.eigenvalues(bases)
-                total = sum(e.trace() / passes.samples for e in exact.values()) + diagonal
-                unit = unit_of(history, total, weights)
-                for name, e in exact.items():
-                    values = e.means(passes.samples) * unit
-                    bases[name] = _with_eigenvalues(name, values, bases[name], factors[name], history)
+            factors = passes.factors()
+            unit = unit_of(history, sum(f.trace() for f in factors.values()) + passes.trace(), weights)
+            bases = self._bases(factors, passes, history, unit)
+            found = passes.eigenvalues(bases) if exact else {}
+            late = passes.late_factors()
+            rest, factors = passes.diagonal(), factors | late
+            diagonal = sum(float(t.double().sum()) for t in rest.values())
+            if late:
+                unit = unit_of(history, sum(f.trace() for f in factors.values()) + diagonal, weights)
+                more = self._bases(late, passes, history, unit)
+                found |= passes.late_eigenvalues(more)
+                bases = {name: (bases | more)[name] for name in passes.layers}
+            if exact:
+                unit = unit_of(history, sum(e.trace() for e in found.values()) + diagonal, weights)
+                for name, e in found.items():
+                    bases[name] = _with_eigenvalues(name, e.means() * unit, bases[name], factors[name], history)
+            if self.output_rank is not None:
+                bases = {name: basis.with_shared_columns(self.output_rank) for name, basis in bases.items()}
         importance = {name: t * unit for name, t in rest.items()}
         for name, basis in bases.items():
             weight, bias = basis.diagonal()
@@ -142,9 +181,22 @@ class Kronecker(Fisher):
                 importance[bias_of(name)] = bias.flatten()
         # In the caller's order, which is the order of reports.
         ordered = {name: importance[name] for name in parameters}
-        return Measured(ordered, bases, in_unit=True, with_earlier=frozenset(importance.keys() - rest.keys()))
+        with_earlier = frozenset(importance.keys() - rest.keys())
+        notes: dict[str, Any] = {"likelihood": fisher.describe()["likelihood"]}
+        if fitted is not None:
+            notes["layers"] = fitted
+        return Measured(ordered, bases, in_unit=True, with_earlier=with_earlier, notes=notes)
 
-    def _basis(self, name: str, f: Factors, history: History, unit: float) -> Eigenbasis:
+    def _bases(
+        self, factors: Mapping[str, Factors], passes: Passes, history: History, unit: float
+    ) -> dict[str, Eigenbasis]:
+        """Of these layers, and the same ones for all processes."""
+        kept = {name: passes.choices[name].rank if name in passes.choices else self.rank for name in factors}
+        bases = {name: self._basis(name, f, history, unit, kept[name]) for name, f in factors.items()}
+        ranks.same_(t for basis in bases.values() for t in basis.tensors().values())
+        return bases
+
+    def _basis(self, name: str, f: Factors, history: History, unit: float, rank: int | None) -> Eigenbasis:
         """This task's factors and the earlier ones', their eigenvectors, and the product of their eigenvalues."""
         a, g, count = f.a, f.g * unit, 1.0
         old = _earlier_basis(name, f, history)
@@ -153,7 +205,8 @@ class Kronecker(Fisher):
             count = add_factors(history, a, g, old)
         elif weights is not None:
             count = add_diagonal_to_factors(history, a, g, weights)
-        return basis_of(a, g, self.rank, f.positions, f.bias, count)
+        start = (None, None) if old is None or self.passes == 2 else (old.inputs, old.outputs)
+        return basis_of(a, g, rank, f.positions, f.bias, count, start, self.output_rank)
 
 
 def _with_eigenvalues(name: str, values: Tensor, basis: Eigenbasis, f: Factors, history: History) -> Eigenbasis:

@@ -1,173 +1,218 @@
 """The passes over samples behind `drcl.Kronecker`: factors, eigenvalues along directions, and the diagonal of the rest.
 
-First it is tried, on two samples, which layers a tap describes in full; only these get directions. The taps and the
-visitors' signature are those of `drcl.per_sample.hooks`.
+Eigenvalues are measured along directions, which the factors give, so they come second. For that samples need not come
+twice. Of a layer with few rows (positions of all samples together) inputs and derivatives are kept until its directions
+are known. Of one with many, one half of the samples makes the factors, from positions that are drawn, and the other
+half the eigenvalues, a few samples at a time added up with random signs. Everything that is drawn has a seed.
+
+Processes that measure together (`drcl.ranks`) each read samples of their own, as many batches as they have. Sums are
+added over processes after a pass, never inside one.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drcl.directions.basis import Eigenbasis, bias_of
-from drcl.directions.factors import KINDS, Eigenvalues, EigenvalueVisitor, Factors, FactorVisitor, Reader
+from drcl import ranks
+from drcl.directions.basis import Eigenbasis
+from drcl.directions.eigenvalues import Eigenvalues
+from drcl.directions.factors import Factors, Reader
+from drcl.directions.trial import Trial
 from drcl.importance.arguments import not_finite
 from drcl.importance.fisher import Fisher
-from drcl.per_sample.draw import batch_length, take, tensors
-from drcl.per_sample.hooks import OnePass, Unsupported, Visitor, shapes_of_outputs
+from drcl.per_sample.draw import batch_length, regroup, take
+from drcl.per_sample.hooks import OnePass, Unsupported, Visitor
 from drcl.per_sample.moments import MomentVisitor
-from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
+from drcl.per_sample.plan import accumulator
 
-__all__ = ["Passes"]
+__all__ = ["PassVisitor", "Passes"]
 
-R = TypeVar("R", bound=Reader)
+# Half of the samples are enough for factors where they have so many rows for each entry of the longer side, and so many
+# in all. Twice as many for each entry of a side, and in all, are drawn where there are more.
+_ENOUGH, _LEAST = 4, 1024
+
+# Sums with random signs that squares are taken of: they tell an eigenvalue up to a factor of 1 +- sqrt(2 / groups).
+_GROUPS = 64
 
 
-class Passes:
-    """One estimate's samples, and the layers that have directions: `layers`, by the name of their weight.
+class Passes(Trial):
+    """Reads the samples. With `twice` each of them comes twice and is read at every position, with nothing drawn."""
 
-    `fisher` says what is differentiated. `groups` is the optimizer's group of each parameter: a bias of another group
-    is not part of its layer. With `channels` the kernel positions of convolutions are kept apart, and so they are where
-    patches would be longer than `largest`.
-    """
-
-    def __init__(
-        self,
-        fisher: Fisher,
-        model: nn.Module,
-        data: list[Any],
-        parameters: dict[str, nn.Parameter],
-        forward: Forward,
-        groups: Mapping[str, int],
-        channels: bool,
-        largest: int,
-    ) -> None:
-        self.fisher, self.model, self.data = fisher, model, data
-        self.parameters, self.forward = parameters, forward
-        self.channels, self.largest = channels, largest
-        self.samples = sum(batch_length(b) for b in data)
-        self.layers: dict[str, nn.Module] = {}
-        ours = {id(p): name for name, p in parameters.items()}
-        for module in model.modules():
-            if type(module) not in KINDS:
-                continue
-            name = ours.get(id(module.weight), "")
-            if name.endswith("weight") and parameters[name].numel():
-                self.layers.setdefault(name, module)
-        self.apart = {name: self._apart(name) for name in self.layers}
-        self.biased = {
-            name
-            for name, module in self.layers.items()
-            if not self.apart[name]
-            and ours.get(id(module.bias)) == bias_of(name)
-            and groups.get(name) == groups.get(bias_of(name))
-        }
-        for p in model.parameters():
-            p.requires_grad_(False)
-        self._try()
+    def __init__(self, *arguments: Any, twice: bool = False, measured: bool = True) -> None:
+        """The arguments of `Trial`; eigenvalues that are `measured` need more than the factors do."""
+        super().__init__(*arguments)
+        self.twice, self.measured = twice, measured
+        self.rest: dict[str, Tensor] | None = None  # of what has neither directions nor a rule
+        self.moments: dict[str, Tensor] = {}  # of what has a rule
+        self.seen = 0
+        self.rng = np.random.default_rng([self.fisher.seed, 1])
 
     def factors(self) -> dict[str, Factors]:
-        """Every layer's mean A and G."""
-        found = {
-            name: Factors(module, name in self.biased, self.apart[name], self.largest)
+        """The first pass: the mean A and G of the layers whose directions are wanted before the second."""
+        divided, few = self._divided()
+        self.first, self.second = self._halves() if divided else (self.data, self.data if self.twice else [])
+        early = [name for name in self.layers if self.twice or not self.measured or name in divided]
+        self.stored: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {
+            module: [] for name, module in self.layers.items() if name not in early
+        }
+        self.sums = {
+            name: Factors(
+                *(module, name in self.biased, self.apart[name], self.largest, self.rotated(name)),
+                *(few.get(name), self.fisher.seed),
+            )
             for name, module in self.layers.items()
         }
-        self._read(FactorVisitor, found)
+        covered = self.covered()
+        self.moments = {
+            name: torch.zeros_like(self.parameters[name], dtype=accumulator(self.parameters[name]), requires_grad=False)
+            for name in (self.onepass.names if self.layers else ())
+            if name not in covered
+        }
+        self._read(self.first, self.sums.values(), self.moments)
+        return self._finished(early)
+
+    def eigenvalues(self, bases: Mapping[str, Eigenbasis]) -> dict[str, Eigenvalues]:
+        """The second pass: the squared gradients along the directions of these layers."""
+        samples = ranks.added(_count(self.second))
+        together = 1 if self.twice else max(1, samples // _GROUPS)
+        found = {
+            name: Eigenvalues(self.layers[name], basis, samples, together, self.fisher.seed)
+            for name, basis in bases.items()
+        }
+        if self.twice:
+            self.rng = np.random.default_rng([self.fisher.seed, 1])  # the labels of the first pass
+        self._read(self.second, (*self.sums.values(), *found.values()), {} if self.twice else self.moments)
+        ranks.add_(e.total for e in found.values())
+        return found
+
+    def late_factors(self) -> dict[str, Factors]:
+        """The mean A and G, over all samples, of the layers whose inputs and derivatives were kept."""
+        return self._finished(list(self.sums))
+
+    def late_eigenvalues(self, bases: Mapping[str, Eigenbasis]) -> dict[str, Eigenvalues]:
+        """And the squared gradients along their directions."""
+        found = {name: Eigenvalues(self.layers[name], basis, self.samples) for name, basis in bases.items()}
+        with ranks.together():
+            for e in found.values():
+                for x, d in self.stored.pop(e.module):
+                    e.add(x, d, inputs=True)
+        ranks.add_(e.total for e in found.values())
+        return found
+
+    def trace(self) -> float:
+        """The importance of everything that `factors` has not given away yet, as far as it has been read."""
+        layers = 0.0
+        for f in self.sums.values():
+            a, g = f.traces()
+            ranks.add_([a, g])
+            layers += f.product(a, g) / max(ranks.added(f.samples), 1) ** 2
+        return layers + sum(float(t.double().sum()) for t in self.diagonal().values())
+
+    def diagonal(self) -> dict[str, Tensor]:
+        """The mean squared gradients of everything that has no directions, as far as it has been read."""
+        if self.rest is None:
+            read = {*self.covered(), *self.moments}
+            rest = {name: p for name, p in self.parameters.items() if name not in read}
+            # Not the estimator's own `estimate`: that of Kronecker would come back here.
+            # A parameter without a rule costs more than a training step: some of the samples have to do.
+            fewer = self.samples if self.twice else min(self.samples, max(_GROUPS, self.samples // 8))
+            fisher = replace(self.fisher, samples=math.ceil(_count(self.data) * fewer / self.samples))
+            self.rest = Fisher.estimate(fisher, self.model, self.data, rest, self.forward) if rest else {}
+        seen = max(ranks.added(self.seen), 1)
+        means = {name: t / seen for name, t in self.moments.items()}
+        ranks.add_(means.values())
+        return {**self.rest, **means}
+
+    def _divided(self) -> tuple[set[str], dict[str, tuple[int, int]]]:
+        """The layers whose samples are divided, and how many positions of a sample make A and G where not all do."""
+        few = {}
+        half = ranks.added(_count(self.data) // 2) if self.measured else self.samples
+        for name, module in {} if self.twice else self.layers.items():
+            reader = Reader(module, name in self.biased, self.apart[name])
+            longest = max(reader.inputs, reader.outputs)
+            if half * self.places[name] >= max(_ENOUGH * longest, _LEAST):
+                inputs, outputs = (2 * max(_ENOUGH * side, _LEAST) for side in (reader.inputs, reader.outputs))
+                few[name] = math.ceil(inputs / half), math.ceil(outputs / half)
+        found = ranks.common(few)  # the first samples of another process may be shorter
+        return found if self.measured else set(), {name: few[name] for name in found}
+
+    def _halves(self) -> tuple[list[Any], list[Any]]:
+        """Every second sample, and all others, in batches as long as those that came."""
+        length = batch_length(self.data[0])
+        parts = [[take(b, slice((i + k) % 2, None, 2)) for i, b in enumerate(self.data)] for k in (0, 1)]
+        first, second = (list(regroup((b for b in part if batch_length(b)), length)) for part in parts)
+        return first, second
+
+    def _finished(self, names: Iterable[str]) -> dict[str, Factors]:
+        found = {name: self.sums.pop(name) for name in names}
         for name, f in found.items():
+            ranks.add_([f.a, f.g])
+            f.samples = ranks.added(f.samples)
             f.a.div_(max(f.samples, 1))
             f.g.div_(max(f.samples, 1))
             if not bool(torch.isfinite(f.a).all() & torch.isfinite(f.g).all()):
                 raise not_finite(name)
         return found
 
-    def eigenvalues(self, bases: Mapping[str, Eigenbasis]) -> dict[str, Eigenvalues]:
-        """The squared gradients of all samples along every layer's directions."""
-        found = {name: Eigenvalues(self.layers[name], basis) for name, basis in bases.items()}
-        self._read(EigenvalueVisitor, found)
-        return found
-
-    def diagonal(self) -> dict[str, Tensor]:
-        """The mean squared gradients of everything that has no directions."""
-        covered = self._covered()
-        rest = {name: p for name, p in self.parameters.items() if name not in covered}
-        if not rest:
-            return {}
-        return replace(self.fisher, samples=self.samples).estimate(self.model, self.data, rest, self.forward)
-
-    def _apart(self, name: str) -> bool:
-        """Whether a convolution's kernel positions are kept apart: asked for, or its patches are too long."""
-        module, weight = self.layers[name], self.parameters[name]
-        if isinstance(module, nn.Linear) or weight[0, 0].numel() == 1:
-            return False
-        return self.channels or weight[0].numel() >= self.largest
-
-    def _covered(self) -> dict[str, nn.Parameter]:
-        names = set(self.layers) | {bias_of(name) for name in self.biased}
-        return {name: p for name, p in self.parameters.items() if name in names}
-
-    def _keep(self, names: Iterable[str]) -> None:
-        kept = set(names)
-        self.layers = {
-            n: m for n, m in self.layers.items() if n in kept and (n not in self.biased or bias_of(n) in kept)
-        }
-        self.biased &= set(self.layers)
-
-    def _try(self) -> None:
-        """Keep the layers whose gradients are what a tap on them says, tried on two samples."""
-        if not self.layers:
+    def _read(self, data: list[Any], readers: Iterable[Factors | Eigenvalues], moments: dict[str, Tensor]) -> None:
+        """One pass over some samples: every layer's reader is shown what goes in and what comes back."""
+        by_layer = {reader.module: reader for reader in readers}
+        if not by_layer:
             return
-        batch = self.data[0]
-        pair = take(batch, [0, min(1, batch_length(batch) - 1)])
-
-        def probe(output: Any, target: Any, length: int) -> Cotangents:
-            generator = torch.Generator().manual_seed(0)
-            return [[torch.randn(o.shape, generator=generator).to(o) for o in tensors(output)]]
-
-        covered = self._covered()
-        with warnings.catch_warnings():
-            # What has to be slow is said when it is done in earnest.
-            warnings.simplefilter("ignore")
-            truth, _ = per_sample_moments(self.model, [pair], covered, self.forward, probe, 2)
-        everything = OnePass(self.model, covered)
-        with shapes_of_outputs(everything.rules) as shapes, torch.no_grad():
-            self.forward(self.model, take(pair, slice(0, 1)))
-        uses = Counter(name for module, _ in shapes for name in everything.owned[module].values())
-        self._keep(name for name in covered if uses[name] == 1)
-        self.onepass = onepass = OnePass(self.model, self._covered())
-        onepass.keep(self.layers.values())
-        totals = {name: torch.zeros_like(t) for name, t in truth.items()}
-        with onepass.tapped(), onepass.listening():
-            output, target = self.forward(self.model, pair)
-            onepass.layout(2, shapes)
-            try:
-                onepass.backward(output, probe(output, target, 2), 2, MomentVisitor(onepass, totals, 2))
-            except Unsupported:
-                self._keep(())
-        close = {n for n, t in truth.items() if (totals[n] - t).double().norm() <= 0.03 * t.double().norm()}
-        self._keep(close & set(onepass.names))
-        onepass.forget([name for name in onepass.names if name not in self._covered()])
-
-    def _read(self, visitor: Callable[[Iterable[R]], Visitor], readers: Mapping[str, R]) -> None:
-        """One pass over the samples: every layer's reader is shown what goes in and what comes back."""
-        if not readers:
-            return
-        onepass, rng = self.onepass, np.random.default_rng([self.fisher.seed, 1])
-        with onepass.tapped():
-            for batch in self.data:
+        with ranks.together(), self.onepass.tapped():
+            for batch in data:
                 length = batch_length(batch)
-                with onepass.listening():
+                with self.onepass.listening():
                     output, target = self.forward(self.model, batch)
-                    cotangents = self.fisher.cotangents(output, target, length, rng)
+                    cotangents = self.fisher.cotangents(output, target, length, self.rng)
+                    visitor = PassVisitor(self.onepass, by_layer, self.stored, moments)
                     try:
-                        onepass.backward(output, cotangents, length, visitor(readers.values()))
+                        self.onepass.backward(output, cotangents, length, visitor)
                     except Unsupported as reason:
                         raise ValueError(
-                            f"Kronecker: {reason}; give it batches that the model treats alike, or use drcl.Fisher()"
+                            f"Kronecker: {reason}; give it batches that the model treats alike, for instance a list of "
+                            "those that do"
                         ) from None
+                self.seen += length if moments else 0
+
+
+def _count(data: list[Any]) -> int:
+    return sum(map(batch_length, data))
+
+
+class PassVisitor(Visitor):
+    """Shows one batch to the readers of its layers, keeps what is to be kept, and adds up moments of the rest.
+
+    Inputs do not depend on the label: they count once a batch.
+    """
+
+    def __init__(
+        self,
+        onepass: OnePass,
+        readers: Mapping[nn.Module, Factors | Eigenvalues],
+        stored: Mapping[nn.Module, list[tuple[Tensor, Tensor]]],
+        moments: dict[str, Tensor],
+    ) -> None:
+        self.readers, self.stored = readers, stored
+        self.moments = MomentVisitor(onepass, moments, 2)
+        self._seen: set[nn.Module] = set()
+
+    def __call__(self, module: nn.Module, x: Tensor, d: Tensor) -> None:
+        reader = self.readers.get(module)
+        if reader is not None:
+            reader.add(x, d, inputs=module not in self._seen)
+            self._seen.add(module)
+            if module in self.stored:
+                # Of their own: what they are views of would stay with them.
+                self.stored[module].append((x.clone(), d.clone()))
+        self.moments(module, x, d)
+
+    def end_of_pass(self) -> None:
+        self.moments.end_of_pass()

@@ -92,18 +92,19 @@ def _mean_of(importance: Mapping[str, Tensor]) -> float:
 def accumulated(history: History, measured: Measured) -> Accumulated:
     """Earlier importance and the new one in the unit that is held, and what that is in the estimator's.
 
-    The unit is their mean over all protected weights; with ``normalise="task"`` or "share" each task came in its own.
+    With ``normalise="global"`` the unit is their mean over all protected weights; else each task came in its own.
     """
     scale = history.keep * history.mean
     total: dict[str, Tensor] = {}
     for name, fresh in measured.importance.items():
         old = history.importance.get(name)
         total[name] = fresh if old is None or not scale or name in measured.with_earlier else fresh + old * scale
-    mean, own_units = _mean_of(total), task_sum(history.normalise, 1) is not None
+    mean, own_units = _mean_of(total), history.normalise != "global"
     if mean <= 0:
         warnings.warn(
-            "drcl: the importance is zero for every weight, so nothing will be protected; use "
-            "drcl.Fisher(labels='exact') or labels='empirical', more samples, or DRCL(damping=...)",
+            "drcl: the importance is zero for every weight, so nothing will be protected; give the estimator "
+            "(drcl.Fisher or drcl.Kronecker) labels='exact', labels='empirical' or more samples, or use "
+            "DRCL(damping=...)",
             stacklevel=3,
         )
     elif not own_units:

@@ -3,18 +3,19 @@
 `drcl.Fisher`, `drcl.MAS` and `drcl.Kronecker` begin here; the refusals they share are here too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from drcl.per_sample.draw import map_tensors
+from drcl.importance.batches import default_forward, plain_output
 from drcl.per_sample.plan import Forward
-from drcl.preserve import undisturbed
+from drcl.preserve import check_model, undisturbed
+from drcl.sharding import is_sharded
 
-__all__ = ["bare", "check_parameters", "checked", "default_forward", "no_samples", "not_finite", "ready"]
+__all__ = ["bare", "check_parameters", "checked", "no_samples", "not_finite", "ready"]
 
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
@@ -24,25 +25,14 @@ def ready(
     model: nn.Module, parameters: dict[str, nn.Parameter], forward: Forward | None, seed: int
 ) -> Iterator[tuple[nn.Module, Forward]]:
     """The model in eval mode and without wrappers, and how to call it; it is left as it was found."""
+    check_model(model, "estimate(model, batches, parameters)")
+    if forward is not None and not callable(forward):
+        raise TypeError(f"forward={forward!r} must be a function: forward(model, batch) returns (output, target)")
     model = bare(model)
     check_parameters(model, parameters)
     with undisturbed(model, seed=seed):
         model.eval()
         yield model, default_forward if forward is None else checked(forward)
-
-
-def default_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
-    """A batch is `(inputs, labels, ...)`, or inputs alone; inputs go to the model's device."""
-    if isinstance(batch, torch.Tensor):
-        batch = (batch,)
-    if not isinstance(batch, tuple | list) or len(batch) == 0:
-        raise TypeError(
-            f"a batch must be (inputs, labels), got {type(batch).__name__}; "
-            "pass forward=lambda model, batch: (output, target) to read batches of another kind"
-        )
-    device = next(model.parameters()).device
-    inputs = map_tensors(lambda t: t.to(device), batch[0])
-    return model(inputs), batch[1] if len(batch) > 1 else None
 
 
 def checked(forward: Forward) -> Forward:
@@ -55,7 +45,7 @@ def checked(forward: Forward) -> Forward:
                 f"forward(model, batch) must return a pair (output, target), got {type(pair).__name__}; "
                 "the target may be None when labels are not needed"
             )
-        return pair
+        return plain_output(pair[0]), pair[1]
 
     return hook
 
@@ -71,12 +61,19 @@ def bare(model: nn.Module) -> nn.Module:
 
 def check_parameters(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
     """Raise unless there are some, all of them the model's own."""
+    if not isinstance(parameters, Mapping) or not all(isinstance(p, torch.Tensor) for p in parameters.values()):
+        raise TypeError(f"parameters must be tensors by name, dict(model.named_parameters()), not {parameters!r}")
     if not parameters:
         raise ValueError("parameters is empty: there is nothing to estimate the importance of")
     own = {id(p) for p in model.parameters()}
     for name, p in parameters.items():
         if id(p) not in own:
             raise ValueError(f"parameter {name!r} does not belong to the model; pass the model it was taken from")
+        if is_sharded(p):
+            raise TypeError(
+                f"parameter {name!r} is sharded over processes, and no process sees a gradient of it as a whole; call "
+                "DRCL.consolidate(model, batches, importance=...), which gathers the model first"
+            )
 
 
 def no_samples() -> ValueError:

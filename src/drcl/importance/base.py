@@ -19,7 +19,7 @@ from drcl.per_sample.plan import Forward
 if TYPE_CHECKING:
     from drcl.directions.basis import Eigenbasis
 
-__all__ = ["History", "Importance", "Measured", "measure_of"]
+__all__ = ["History", "Importance", "Measured", "check_history", "measure_of"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ class History:
     groups: Mapping[str, int] = field(default_factory=dict)  # a bias of another group is not part of its layer
 
 
+def check_history(history: Any) -> None:
+    """Raise unless it is one, or None."""
+    if history is not None and not isinstance(history, History):
+        raise TypeError(f"history must be a History of earlier tasks or None, not {type(history).__name__}")
+
+
 @dataclass(frozen=True)
 class Measured:
     """How much a task needs each weight, and the directions of layers along which it does."""
@@ -42,6 +48,7 @@ class Measured:
     bases: dict[str, Eigenbasis] = field(default_factory=dict)  # by the name of the layer's weight
     in_unit: bool = False  # it is already in the unit that `History.normalise` asks for
     with_earlier: frozenset[str] = frozenset()  # names whose importance is already that of earlier tasks too
+    notes: dict[str, Any] = field(default_factory=dict, compare=False)  # what it found out, beside `describe`
 
 
 class Importance(ABC):
@@ -49,6 +56,7 @@ class Importance(ABC):
 
     needs_data: ClassVar[bool] = True
     finds_directions: ClassVar[bool] = False  # `measure` gives bases, so a prox has to go along directions
+    adds_over_ranks: ClassVar[bool] = False  # with `drcl.ranks`; otherwise processes of a sharded model take the mean
 
     @abstractmethod
     def estimate(
@@ -58,10 +66,10 @@ class Importance(ABC):
         parameters: dict[str, nn.Parameter],
         forward: Forward | None = None,
     ) -> dict[str, torch.Tensor]:
-        """One tensor >= 0 a parameter: same name, shape and device; float32, or float64 for float64 weights.
+        """One tensor >= 0 per parameter: same name, shape and device; float32, or float64 for float64 weights.
 
         `parameters` are parameters of `model`. `forward(model, batch)` returns `(output, target)`; without it
-        a batch is `(inputs, labels, ...)`. The model's modes, gradients and buffers and all global random
+        a batch is `(inputs, labels)` or inputs alone. The model's modes, gradients and buffers and all global random
         generators are left as found. `batches` may be None when `needs_data` is False.
         """
 
@@ -77,6 +85,7 @@ class Importance(ABC):
 
         An estimator that needs to know what earlier tasks left, or that finds directions, has a `measure` of its own.
         """
+        check_history(history)
         return Measured(self.estimate(model, batches, parameters, forward))
 
     @abstractmethod

@@ -1,34 +1,37 @@
 """How much each weight matters to the task just learned: Fisher and MAS, from samples of its data.
 
-`DRCL.consolidate` asks one of these for one tensor a protected parameter. Each is a mean over samples of a
+`DRCL.consolidate` asks one of these for one tensor per protected parameter. Each is a mean over samples of a
 function of the *per-sample* gradient: the squared gradient of a batch would shrink with the batch's size.
 The path integral of synaptic intelligence, gathered while training, is in `drcl.importance.path_integral`.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
 from torch import nn
 
-from drcl.importance.arguments import no_samples, not_finite, ready
-from drcl.importance.base import Importance
+from drcl import ranks
+from drcl.importance.arguments import bare, no_samples, not_finite, ready
+from drcl.importance.base import History, Importance, Measured
 from drcl.importance.labels import (
     exact_cotangents,
     loss_cotangents,
-    one_hot_cotangents,
+    observed_cotangents,
+    output_cotangents,
     sampled_cotangents,
     signed_cotangents,
 )
+from drcl.importance.likelihood import Likelihood, of_loss, of_model
 from drcl.per_sample.draw import draw, tensors
 from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
 
 __all__ = ["MAS", "Fisher", "Labels"]
 
-Labels = Literal["sampled", "signs", "exact", "empirical"]
+Labels = Literal["sampled", "signs", "exact", "empirical", "outputs"]
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
@@ -39,15 +42,16 @@ class _FromSamples(Importance):
     seed: int
     batch_size: int | None
     power: ClassVar[int]
+    adds_over_ranks: ClassVar[bool] = True
 
     def _check(self) -> None:
         name = type(self).__name__
-        for field in ("samples", "batch_size"):
-            value = getattr(self, field)
-            if field == "batch_size" and value is None:
+        for option in ("samples", "batch_size"):
+            value = getattr(self, option)
+            if option == "batch_size" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name}({field}={value!r}): {field} must be a whole number of at least 1")
+                raise ValueError(f"{name}({option}={value!r}): {option} must be a whole number of at least 1")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int | np.integer) or self.seed < 0:
             raise ValueError(f"{name}(seed={self.seed!r}): seed must be a whole number of at least 0")
 
@@ -63,19 +67,23 @@ class _FromSamples(Importance):
         forward: Forward | None = None,
     ) -> dict[str, torch.Tensor]:
         # Labels must not depend on how the samples fall into batches, so they have a stream of their own.
-        rng = np.random.default_rng([self.seed, 1])
-        with ready(model, parameters, forward, self.seed) as (bare, call):
-            sums, count = per_sample_moments(
-                bare,
-                draw(batches, self.samples, self.seed, self.batch_size),
-                parameters,
-                call,
-                lambda output, target, length: self.cotangents(output, target, length, rng),
-                self.power,
-                merge=self.batch_size is None,
-            )
-            if count == 0:
-                raise no_samples()
+        seed = ranks.seed(self.seed)
+        rng = np.random.default_rng([seed, 1])
+        with ready(model, parameters, forward, seed) as (inside, call):
+            with ranks.together():
+                sums, count = per_sample_moments(
+                    inside,
+                    draw(batches, self.samples, seed, self.batch_size),
+                    parameters,
+                    call,
+                    lambda output, target, length: self.cotangents(output, target, length, rng),
+                    self.power,
+                    merge=self.batch_size is None,
+                )
+                if count == 0:
+                    raise no_samples()
+            ranks.add_(sums.values())
+            count = ranks.added(count)
             for name, total in sums.items():
                 total /= count
                 if total.numel() and not torch.isfinite(total.max()):
@@ -89,60 +97,129 @@ class Fisher(_FromSamples):
 
     The importance of elastic weight consolidation (Kirkpatrick et al. 2017).
 
-    labels="sampled"    y is drawn from the model's own softmax: an unbiased estimate of the true Fisher.
-    labels="exact"      the expectation over y in place of a draw: no noise, classes - 1 backward passes.
+    labels="sampled"    y is drawn from the model's own likelihood: an unbiased estimate of the true Fisher.
+    labels="exact"      the expectation over y in place of a draw: no noise; of a softmax classes - 1 backward passes
+                        for every position of a sample.
     labels="signs"      the terms of "exact" added up with random signs: unbiased too, one backward pass, and it
                         does not vanish where the model is sure of itself. Exact with two classes.
     labels="empirical"  y is the label in the data; the form most published code uses.
+    labels="outputs"    no labels: how far the output itself moves, as a mean over its numbers (of a softmax relative to
+                        their mean) and positions. It does not fade as the model grows sure; what
+                        ``DRCL(strength="auto")`` is measured in.
+
+    Left out, labels are "sampled", or "outputs" for an optimizer whose strength is "auto".
 
     `samples` are drawn uniformly without replacement; all data, each sample once, when there is no more.
-    The output must be logits `[samples, classes]`. For anything else pass labels="empirical" and
-    `loss(output, target)`, which returns either the vector of the samples' losses or a scalar, their mean.
-    One sample is one row of the first dimension: with token logits `[samples, tokens, classes]` a sequence
-    has one gradient. A scalar loss is evaluated for each sample alone, so that a mean over valid tokens, or
-    a weighted one, is each sample's own. The loss reaches the parameters through the output only.
+
+    `likelihood` ties the output to y: "softmax" over classes, "bernoulli" (independent yes-or-no labels, a logit each)
+    or "gaussian" (numbers, observed with variance one). Left out, it is taken from a `loss` of torch (cross entropy,
+    binary cross entropy with logits, squared error), from `config.problem_type` of a transformers model, or it is
+    "softmax"; targets that are no labels are then refused. The anchor's provenance says which it was.
+
+    Logits of a softmax are `[samples, classes]`, `[samples, tokens, classes]` or `[samples, classes, height, width]`
+    (`drcl.importance.outputs`). Numbers may have any shape behind the samples. Of several outputs each needs labels of
+    its own, by the same names or in the same order; where one is called `logits` it stands for all. One sample is one
+    row of the first dimension: a sequence has one gradient, of the sum over its tokens. Positions labelled -100, and
+    those outside the `attention_mask` of a batch that is a dict, do not count.
+
+    Any other loss: pass labels="empirical" and `loss(output, target)`, which returns either the vector of the samples'
+    losses or a scalar, their mean. A scalar is evaluated for each sample alone, so that a mean over valid tokens, or a
+    weighted one, is each sample's own. The loss reaches the parameters through the output only.
 
     A model whose output for one sample depends on the others of its batch has no per-sample gradient in a
     batch; such a model is noticed and evaluated one sample at a time.
     """
 
     samples: int = 1000
-    labels: Labels = "sampled"
+    labels: Labels | None = None
     loss: Loss | None = None
     seed: int = 0
     batch_size: int | None = None
+    likelihood: Likelihood | None = field(default=None, kw_only=True)
 
     power: ClassVar[int] = 2
+    usual_labels: ClassVar[Labels] = "sampled"
 
     def __post_init__(self) -> None:
         self._check()
-        if self.labels not in get_args(Labels):
-            raise ValueError(f"Fisher(labels={self.labels!r}): labels must be one of {', '.join(get_args(Labels))}")
-        if self.loss is not None and self.labels != "empirical":
+        name = self._name()
+        if self.labels is not None and self.labels not in get_args(Labels):
+            allowed = ", ".join(get_args(Labels))
+            raise ValueError(f"{name}(labels={self.labels!r}): labels must be None or one of {allowed}")
+        if self.loss is not None and not callable(self.loss):
+            raise TypeError(f"{name}(loss={self.loss!r}): loss must be a function: loss(output, target)")
+        if self.likelihood is not None and self.likelihood not in get_args(Likelihood):
+            allowed = ", ".join(get_args(Likelihood))
+            raise ValueError(f"{name}(likelihood={self.likelihood!r}): likelihood must be None or one of {allowed}")
+        if self.loss is not None and self._labels() != "empirical" and self._likelihood() is None:
             raise ValueError(
-                f"Fisher(labels={self.labels!r}, loss=...): these labels come from a softmax over classes, "
-                "which a loss of your own does not have; use labels='empirical' with it"
+                f"{name}(labels={self._labels()!r}, loss=...): these labels come from a softmax over classes or "
+                "another likelihood, which a loss of your own does not tell; give likelihood= instead of it, or use "
+                "labels='empirical' with it"
             )
 
     def cotangents(self, output: Any, target: Any, length: int, rng: np.random.Generator) -> Cotangents:
-        if self.loss is not None:
+        labels = self._labels()
+        if self.loss is not None and labels == "empirical":
             return loss_cotangents(self.loss, output, target, length)
-        if self.labels == "empirical":
-            return one_hot_cotangents(output, target, length)
-        if self.labels == "exact":
-            return exact_cotangents(output, length)
-        if self.labels == "signs":
-            return signed_cotangents(output, length, rng)
-        return sampled_cotangents(output, length, rng)
+        about: dict[str, Any] = {"likelihood": self._likelihood(), "estimator": self._name()}
+        if labels == "empirical":
+            return observed_cotangents(output, target, length, **about)
+        if labels == "exact":
+            return exact_cotangents(output, length, target, **about)
+        if labels == "signs":
+            return signed_cotangents(output, length, rng, target, **about)
+        if labels == "outputs":
+            return output_cotangents(output, length, rng, target, **about)
+        return sampled_cotangents(output, length, rng, target, **about)
+
+    def _labels(self) -> Labels:
+        """As given, or the usual ones of this estimator."""
+        return self.usual_labels if self.labels is None else self.labels
+
+    def _likelihood(self) -> Likelihood | None:
+        """As given, or as the loss tells; None where nothing tells, which is a softmax."""
+        return of_loss(self.loss) if self.likelihood is None and self.loss is not None else self.likelihood
+
+    def _name(self) -> str:
+        """What remedies call it; a class derived from it is of no use to the reader."""
+        return "Kronecker" if self.finds_directions else "Fisher"
+
+    def for_model(self, model: nn.Module) -> Self:
+        """With the likelihood that the model tells, where neither the caller nor the loss does."""
+        guessed = of_model(bare(model)) if self._likelihood() is None and isinstance(model, nn.Module) else None
+        return self if guessed is None else replace(self, likelihood=guessed)
+
+    def estimate(
+        self,
+        model: nn.Module,
+        batches: Any,
+        parameters: dict[str, nn.Parameter],
+        forward: Forward | None = None,
+    ) -> dict[str, torch.Tensor]:
+        return _FromSamples.estimate(self.for_model(model), model, batches, parameters, forward)
+
+    def measure(
+        self,
+        model: nn.Module,
+        batches: Any,
+        parameters: dict[str, nn.Parameter],
+        forward: Forward | None = None,
+        history: History | None = None,
+    ) -> Measured:
+        """The estimate, and the likelihood that it is of."""
+        measured = super().measure(model, batches, parameters, forward, history)
+        return replace(measured, notes={"likelihood": self.for_model(model).describe()["likelihood"]})
 
     def describe(self) -> dict[str, Any]:
         loss = None if self.loss is None else getattr(self.loss, "__qualname__", type(self.loss).__name__)
         return {
             "estimator": "Fisher",
             "samples": int(self.samples),
-            "labels": str(self.labels),
+            "labels": str(self._labels()),
             "loss": loss,
             "seed": int(self.seed),
+            "likelihood": str(self._likelihood() or ("softmax" if self.loss is None else "of the loss")),
         }
 
 

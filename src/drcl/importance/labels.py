@@ -1,110 +1,214 @@
 """What a sample's gradient is the gradient of: derivatives of per-sample losses with respect to the output.
 
 One cotangent gives one backward pass. Drawn labels, random signs and true labels take one; the exact expectation over
-the labels of a softmax takes one fewer than there are classes.
+the labels takes as many as the covariance of their derivative has columns at all positions of a sample.
 """
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from drcl.importance.likelihood import LIKELIHOODS, Family
+from drcl.importance.outputs import Scored, Target, scored
 from drcl.per_sample.draw import map_tensors, take, tensors
 from drcl.per_sample.plan import Cotangents
 
-__all__ = ["exact_cotangents", "loss_cotangents", "one_hot_cotangents", "sampled_cotangents", "signed_cotangents"]
+__all__ = [
+    "exact_cotangents",
+    "loss_cotangents",
+    "observed_cotangents",
+    "output_cotangents",
+    "sampled_cotangents",
+    "signed_cotangents",
+]
 
 
-def probabilities(output: Any, length: int) -> torch.Tensor:
-    """The softmax of logits, after making sure that they are logits."""
-    if not isinstance(output, torch.Tensor):
-        raise TypeError(
-            f"the model returned {type(output).__name__}, not a tensor of logits; "
-            "pass forward=lambda model, batch: (logits, labels)"
-        )
-    shape = list(output.shape)
-    if output.ndim != 2:
-        raise ValueError(
-            f"logits must have shape [samples, classes], got {shape}; for any other output use "
-            "Fisher(labels='empirical', loss=...) with a loss of your own"
-        )
-    if shape[0] != length:
-        raise ValueError(f"the model returned logits of shape {shape} for {length} samples; one row each is needed")
-    if shape[1] < 2:
-        raise ValueError(
-            f"logits of shape {shape} have one class, whose softmax is constant; for a single logit use "
-            "Fisher(labels='empirical', loss=...), for instance with binary cross entropy"
-        )
-    return output.detach().softmax(1)
+class Question:
+    """An output and its target, with the likelihood that ties them; None is a softmax that nobody asked for by name."""
+
+    def __init__(
+        self, output: Any, target: Any, length: int, likelihood: str | None = None, estimator: str = "Fisher"
+    ) -> None:
+        self.leaves, self.length, self.estimator = tensors(output), length, estimator
+        self.family = LIKELIHOODS[likelihood or "softmax"]
+        self.parts = scored(output, target, length, likelihood, estimator)
+
+    def answered(self, function: Callable[[Scored, Tensor, slice], Tensor]) -> Cotangents:
+        """One cotangent: `function` of each tensor's rows, zero for tensors that have no labels.
+
+        Several tensors are asked sample by sample, so that random numbers do not depend on how samples fall into
+        batches.
+        """
+        rows = [part.rows() for part in self.parts]
+        if len(self.parts) == 1:
+            made = [function(self.parts[0], rows[0], slice(None))]
+        else:
+            by_sample = [
+                [function(part, r[part.sample(i)], part.sample(i)) for part, r in zip(self.parts, rows)]
+                for i in range(self.length)
+            ]
+            made = [torch.cat(column) for column in zip(*by_sample)]
+        found = {part.index: part.back(v) for part, v in zip(self.parts, made)}
+        return [[found[i] if i in found else torch.zeros_like(leaf) for i, leaf in enumerate(self.leaves)]]
 
 
-def sampled_cotangents(output: Any, length: int, rng: np.random.Generator) -> Cotangents:
-    """Labels drawn from the softmax by inverting its distribution function: one uniform number a sample."""
-    p = probabilities(output, length)
-    uniform = torch.from_numpy(rng.random((length, 1))).to(p.device)
-    below = p.cumsum(1, dtype=torch.float64) <= uniform
-    label = below.sum(1, keepdim=True).clamp_(max=p.shape[1] - 1)
-    return [[p.scatter_(1, label, -1.0, reduce="add")]]
+def sampled_cotangents(
+    output: Any,
+    length: int,
+    rng: np.random.Generator,
+    target: Any = None,
+    likelihood: str | None = None,
+    estimator: str = "Fisher",
+) -> Cotangents:
+    """At labels drawn from the model's own likelihood."""
+    asked = Question(output, target, length, likelihood, estimator)
+    return asked.answered(lambda part, rows, _: asked.family.drawn(rows, rng))
 
 
-def one_hot_cotangents(output: Any, target: Any, length: int) -> Cotangents:
-    """The cross entropy's derivative at the data's own labels."""
-    p = probabilities(output, length)
-    if target is None:
-        raise ValueError("labels='empirical' needs labels, but the batch has none; use labels='sampled'")
-    target = torch.as_tensor(target, device=p.device)
-    if target.shape != (length,) or target.is_floating_point() or target.dtype == torch.bool:
-        raise ValueError(
-            f"labels must be whole numbers of shape [{length}], got {target.dtype} of shape "
-            f"{list(target.shape)}; for other targets use Fisher(labels='empirical', loss=...)"
-        )
-    outside = (target < 0) | (target >= p.shape[1])
-    if outside.any():
-        raise ValueError(
-            f"label {int(target[outside][0])} is out of range: the model has {p.shape[1]} classes, "
-            f"0 to {p.shape[1] - 1}"
-        )
-    return [[p.scatter_(1, target.long()[:, None], -1.0, reduce="add")]]
-
-
-def exact_cotangents(output: Any, length: int) -> Cotangents:
-    """Columns s_k with sum_k s_k s_k^T = diag(p) - p p^T, the covariance of a one-hot draw from p.
-
-    The expected squared gradient is the diagonal of J^T (diag(p) - p p^T) J, so any such factor gives it; the
-    triangular one is known in closed form and has one column fewer than there are classes. With
-    q_k = p_{k+1} + ... + p_C:  s_k[k] = sqrt(p_k q_k / q_{k-1}) and s_k[i] = -p_i sqrt(p_k / (q_{k-1} q_k))
-    for i > k.
-    """
-    p = probabilities(output, length)
-    # In double and summed from the small end, so that a confident model's tail is not rounded away.
-    wide = torch.nn.functional.softmax(output.detach().double(), 1)
-    tail = wide.flip(1).cumsum(1).flip(1)
-    columns = []
-    for k in range(p.shape[1] - 1):
-        here, rest, before = wide[:, k], tail[:, k + 1], tail[:, k]
-        column = torch.zeros_like(wide)
-        column[:, k] = (here * rest / before).sqrt()
-        column[:, k + 1 :] = -wide[:, k + 1 :] * (here / (before * rest)).sqrt()[:, None]
-        # No mass left after class k, or too little for a quotient to be finite: nothing left to vary.
-        enough = before * rest >= torch.finfo(wide.dtype).tiny
-        columns.append([torch.where(enough[:, None], column, 0.0).to(p.dtype)])
-    return columns
-
-
-def signed_cotangents(output: Any, length: int, rng: np.random.Generator) -> Cotangents:
-    """The exact cotangents added up with random signs: v = sum_k e_k s_k, so that E[v v^T] = diag(p) - p p^T.
+def signed_cotangents(
+    output: Any,
+    length: int,
+    rng: np.random.Generator,
+    target: Any = None,
+    likelihood: str | None = None,
+    estimator: str = "Fisher",
+) -> Cotangents:
+    """v with E[v v^T] the covariance of the derivative at a drawn label.
 
     A drawn label is nearly always the sure one of a confident model and then carries almost no gradient; v has the
     same expectation and, in every draw, the size of what it estimates. With two classes it is exact.
     """
-    columns = torch.stack([column for (column,) in exact_cotangents(output, length)])
-    signs = torch.from_numpy(rng.integers(0, 2, (length, len(columns))) * 2.0 - 1.0).to(columns)
-    return [[(columns * signs.T[:, :, None]).sum(0)]]
+    asked = Question(output, target, length, likelihood, estimator)
+    return asked.answered(lambda part, rows, _: asked.family.signed(rows, rng))
+
+
+def output_cotangents(
+    output: Any,
+    length: int,
+    rng: np.random.Generator,
+    target: Any = None,
+    likelihood: str | None = None,
+    estimator: str = "Fisher",
+) -> Cotangents:
+    """v of length one that asks how far the output itself moves, whatever that says about labels.
+
+    Random signs on every number of the output, so that E[v v^T] is the identity over their count and that of the
+    sample's positions. Of a softmax the numbers are coordinates of the logits about their mean, one fewer than these:
+    what is added to all logits alike changes nothing. A reflection that takes the first axis to their mean gives them.
+    """
+    asked = Question(output, target, length, likelihood, estimator)
+
+    def signs(part: Scored, rows: Tensor, some: slice) -> Tensor:
+        classes = rows.shape[1]
+        numbers = classes - 1 if asked.family.name == "softmax" else classes
+        drawn = torch.from_numpy(rng.integers(0, 2, (len(rows), numbers)) * 2.0 - 1.0).to(rows.device)
+        if asked.family.name == "softmax":
+            along = drawn.sum(1, keepdim=True) / classes**0.5
+            drawn = torch.cat([along, drawn - along / (classes**0.5 - 1)], 1)
+        counted = rows.new_ones(len(rows), dtype=torch.float64) if part.counted is None else part.counted[some].double()
+        positions = counted.reshape(-1, part.positions).sum(1, keepdim=True).clamp(min=1)
+        scale = (numbers * positions).expand(-1, part.positions).reshape(-1, 1)
+        return (drawn / scale.sqrt()).to(rows.dtype)
+
+    return asked.answered(signs)
+
+
+def observed_cotangents(
+    output: Any, target: Any, length: int, likelihood: str | None = None, estimator: str = "Fisher"
+) -> Cotangents:
+    """At the data's own labels."""
+    asked = Question(output, target, length, likelihood, estimator)
+    checked = {part.index: _checked_labels(part, asked.family, estimator) for part in asked.parts}
+    return asked.answered(lambda part, rows, some: asked.family.observed(rows, checked[part.index][some]))
+
+
+def _checked_labels(part: Scored, family: Family, estimator: str) -> Tensor:
+    """One a row, sound where the row counts and harmless where it does not."""
+    labels, rows = part.labels, part.rows()
+    if labels is None:
+        raise ValueError("labels='empirical' needs labels, but the batch has none; use labels='sampled'")
+    if family.name != "softmax" or labels.is_floating_point():
+        if labels.numel() != rows.numel():
+            raise ValueError(
+                f"labels='empirical' needs one number for each of the output's {list(part.leaf.shape)}, got labels of "
+                f"shape {list(labels.shape)}"
+            )
+        if family.name == "bernoulli" and bool(((labels < 0) | (labels > 1)).any()):
+            raise ValueError("labels of likelihood='bernoulli' must lie between 0 (no) and 1 (yes)")
+        return part.rows_of(labels) if labels.shape == part.leaf.shape else labels.reshape(rows.shape)
+    if labels.shape != (len(rows),) or labels.dtype == torch.bool:
+        wanted = [n for i, n in enumerate(part.leaf.shape) if i != part.axis]
+        raise ValueError(
+            f"labels must be whole numbers of shape {wanted}, got {labels.dtype} of shape {list(labels.shape)}; for "
+            f"other targets use {estimator}(labels='empirical', loss=...)"
+        )
+    classes = rows.shape[1]
+    outside = (labels < 0) | (labels >= classes)
+    if part.counted is not None:
+        outside &= part.counted
+    if bool(outside.any()):
+        raise ValueError(
+            f"label {int(labels[outside][0])} is out of range: the model has {classes} classes, 0 to {classes - 1}"
+        )
+    return labels if part.counted is None else torch.where(part.counted, labels, 0)
+
+
+def exact_cotangents(
+    output: Any, length: int, target: Any = None, likelihood: str | None = None, estimator: str = "Fisher"
+) -> Cotangents:
+    """Columns s with sum s s^T the covariance of the derivative at a drawn label: its factor, position by position.
+
+    The expected squared gradient is the diagonal of J^T C J, so any such factor gives it.
+    """
+    return _Columns(Question(output, target, length, likelihood, estimator))
+
+
+class _Columns(Sequence[list[Tensor]]):
+    """One cotangent a column, a position and a tensor; made when it is asked for, since all of them are many."""
+
+    def __init__(self, asked: Question) -> None:
+        self.asked = asked
+        self._rows = [part.rows() for part in asked.parts]
+        self._counts = [part.positions * asked.family.columns(r) for part, r in zip(asked.parts, self._rows)]
+
+    def __len__(self) -> int:
+        return sum(self._counts)
+
+    @overload
+    def __getitem__(self, at: int) -> list[Tensor]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[list[Tensor]]: ...
+    def __getitem__(self, at: int | slice) -> list[Tensor] | list[list[Tensor]]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        if not -len(self) <= at < len(self):
+            raise IndexError(at)
+        at %= len(self)
+        which = 0
+        while at >= self._counts[which]:
+            at -= self._counts[which]
+            which += 1
+        part, rows = self.asked.parts[which], self._rows[which]
+        position, column = divmod(at, self.asked.family.columns(rows))
+        made = self.asked.family.column(rows[position :: part.positions], column)
+        if part.positions > 1:
+            whole = torch.zeros_like(rows)
+            whole[position :: part.positions] = made
+            made = whole
+        cotangent = [torch.zeros_like(leaf) for leaf in self.asked.leaves]
+        cotangent[part.index] = part.back(made)
+        return cotangent
 
 
 def loss_cotangents(loss: Callable[[Any, Any], Any], output: Any, target: Any, length: int) -> Cotangents:
     """Derivatives of the caller's own loss, each sample's with respect to its own output."""
+    if isinstance(target, Target):
+        target = target.labels
     leaves = tensors(output)
     if not leaves:
         raise TypeError(f"the model returned {type(output).__name__}, which holds no tensors; pass forward=")

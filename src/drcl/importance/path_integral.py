@@ -4,6 +4,7 @@ How much a weight's own motion lowered the loss, divided by how far it went. It 
 but it has to watch the optimizer from the first step of the task.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from drcl.importance.base import Importance
 from drcl.per_sample.plan import Forward, accumulator
+from drcl.preserve import check_model
 
 __all__ = ["PathIntegral"]
 
@@ -40,7 +42,7 @@ class PathIntegral(Importance):
     Every step adds -g * (weights after - weights before), with the gradient the optimizer saw: it has to be
     that of the task's loss alone, without a penalty for leaving old weights. The motion is the real one, so
     momentum, Adam's scaling and weight decay count. With `step(closure)` every evaluation of the closure ends
-    one piece of the path, so several evaluations a step are followed too. After `estimate` a new path begins.
+    one piece of the path, so several evaluations per step are followed too. After `estimate` a new path begins.
     """
 
     needs_data: ClassVar[bool] = False
@@ -88,15 +90,18 @@ class PathIntegral(Importance):
         forward: Forward | None = None,
     ) -> dict[str, torch.Tensor]:
         """The importance of `parameters` along the path so far; `batches` and `forward` are not used."""
+        check_model(model, "estimate(model, batches, parameters)")
+        if not isinstance(parameters, Mapping) or not parameters:
+            raise TypeError(f"parameters must be tensors by name, dict(model.named_parameters()), not {parameters!r}")
         if not self.steps:
             raise RuntimeError("PathIntegral has seen no step to integrate over; call watch(optimizer) before training")
         result = {}
         for name, p in parameters.items():
             path = self._paths.get(id(p))
-            if path is None:
+            if path is None or path.start.shape != p.shape:
                 raise ValueError(
-                    f"parameter {name!r} is not in the optimizer PathIntegral watches; add it there, or "
-                    "watch the optimizer that trains it"
+                    f"parameter {name!r} is not in the optimizer PathIntegral watches, or grew after its last step; "
+                    "add it there, or watch the optimizer that trains it"
                 )
             change = p.detach().to(path.omega.dtype) - path.start
             result[name] = (path.omega / (change * change + self.damping)).clamp_(min=0)
@@ -127,9 +132,13 @@ class PathIntegral(Importance):
         """Go on with a saved path; first `watch` the optimizer, over the same parameters in order."""
         if self._optimizer is None:
             raise RuntimeError("watch(optimizer) first: the state belongs to the parameters of an optimizer")
+        if not isinstance(state, Mapping) or not {"damping", "steps", "start", "omega"} <= state.keys():
+            raise ValueError("state must be what PathIntegral.state_dict() gave: damping, steps, start and omega")
         parameters = self._parameters()
         shapes = [list(p.shape) for p in parameters]
         for field in ("start", "omega"):
+            if not isinstance(state[field], list) or not all(isinstance(t, torch.Tensor) for t in state[field]):
+                raise ValueError(f"the state's {field!r} must be a list of tensors; take another copy")
             found = [list(t.shape) for t in state[field]]
             if found != shapes:
                 raise ValueError(
@@ -177,7 +186,7 @@ class PathIntegral(Importance):
     def _begin_piece(self) -> None:
         for p in self._parameters():
             path = self._paths.get(id(p))
-            if path is None:  # a group added since
+            if path is None or path.start.shape != p.shape:  # a group added since, or rows
                 path = self._paths[id(p)] = _Path(p)
             if p.grad is not None:
                 gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad

@@ -1,1 +1,1 @@
-"""The laboratory: streams of tasks, networks, methods, runs and reports. It stands on the library."""
+"""The laboratory: streams of tasks, networks, methods, runs and reports. It is built on the library."""

@@ -50,7 +50,7 @@ def draw(batches: Any, samples: int, seed: int = 0, batch_size: int | None = Non
 
 
 @contextmanager
-def _own_generators_kept(loader: data.DataLoader) -> Iterator[None]:
+def _own_generators_kept(loader: data.DataLoader[Any]) -> Iterator[None]:
     """Drawing must not change the order in which the caller's next epoch comes."""
     owners = (loader, loader.sampler, loader.batch_sampler)
     found = [getattr(owner, "generator", None) for owner in owners]
@@ -62,7 +62,7 @@ def _own_generators_kept(loader: data.DataLoader) -> Iterator[None]:
             generator.set_state(state)
 
 
-def _indices(loader: data.DataLoader) -> Sequence[int] | None:
+def _indices(loader: data.DataLoader[Any]) -> Sequence[int] | None:
     """The positions of the data set the loader would visit, or None when it cannot be indexed."""
     if isinstance(loader.dataset, data.IterableDataset) or loader.batch_size is None:
         return None
@@ -84,7 +84,7 @@ def _indices(loader: data.DataLoader) -> Sequence[int] | None:
 
 
 def _draw_indexed(
-    loader: data.DataLoader,
+    loader: data.DataLoader[Any],
     indices: Sequence[int],
     samples: int,
     rng: np.random.Generator,
@@ -259,7 +259,7 @@ def _join(trees: Sequence[Any], lengths: list[int]) -> Any:
 
 
 def _is_column(values: Sequence[Any], length: int) -> bool:
-    """A list with one plain value a sample, as a loader makes of strings."""
+    """A list with one plain value per sample, as a loader makes of strings."""
     plain = (torch.Tensor, np.ndarray, Mapping, tuple, list)
     return len(values) == length and not any(isinstance(v, plain) for v in values)
 

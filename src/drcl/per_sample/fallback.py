@@ -1,11 +1,11 @@
 """Per-sample gradient moments of any parameter whatever: the definition, and its vectorised form.
 
 `one_by_one` is the definition that the fast route of `drcl.per_sample.hooks` is measured against; `vectorised` serves
-parameters without a layer rule (attention's packed projections, scales and tokens a model owns itself, ...).
+parameters without a layer rule (scales and tokens that a model owns itself, layers of one's own, ...).
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ __all__ = ["Cotangents", "Forward", "one_by_one", "times_used", "vectorised"]
 
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 # One backward pass each; each holds one tensor for every tensor of the model's output.
-Cotangents = list[list[torch.Tensor]]
+Cotangents = Sequence[list[torch.Tensor]]
 
 
 def one_by_one(
@@ -32,7 +32,7 @@ def one_by_one(
     receive: Callable[[str, torch.Tensor], None],
     look: Callable[[Any], None] | None = None,
 ) -> None:
-    """The definition itself: one forward and one backward pass a sample. Slow, and right for every model.
+    """The definition itself: one forward and one backward pass per sample. Slow, and right for every model.
 
     `receive(name, gradient)` gets each sample's gradients, for every cotangent, where there are any; `look`
     is shown the first sample's output while its graph is there.

@@ -3,12 +3,12 @@
 Every layer with a rule is tapped: its input is kept on the way forward, and when the derivative of its output comes by
 on the way back, both are shown to a visitor and let go. No parameter asks for a gradient meanwhile, so autograd carries
 activations only: what an ordinary backward pass spends on the weights' gradients is the visitor's to spend. Visitors
-are `drcl.per_sample.moments` and the two of `drcl.directions.factors`.
+are `drcl.per_sample.moments` and `drcl.directions.passes`.
 """
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from torch import nn
 
 from drcl.per_sample.draw import tensors
 from drcl.per_sample.layers import Rule, rule_for
+from drcl.per_sample.stand_ins import in_pieces, projections
 
 __all__ = ["OnePass", "Shapes", "Unsupported", "Visitor", "shapes_of_outputs"]
 
@@ -79,7 +80,8 @@ class OnePass:
         self.model = model
         self.rules: dict[nn.Module, Rule] = {}
         self.owned: dict[nn.Module, dict[str, str]] = {}  # layer -> its own name of a parameter -> ours
-        for module in model.modules():
+        self.projections = projections(model)
+        for module in (*model.modules(), *self.projections):
             rule = rule_for(module)
             held = {own: wanted[id(p)] for own, p in module._parameters.items() if id(p) in wanted}
             if rule is not None and held and set(held) <= {"weight", "bias"}:
@@ -91,6 +93,8 @@ class OnePass:
         self._layout: Layout = {}
         self._visitor: Visitor | None = None
         self._length, self._last = 0, True
+        # Whether the graph begins at a tap, and elsewhere too: tools that train adapters begin it at the embedding.
+        self._tapped = self._elsewhere = False
 
     @property
     def names(self) -> list[str]:
@@ -126,12 +130,28 @@ class OnePass:
     def listening(self) -> Iterator[None]:
         """Between the start of a forward pass and the end of its backward passes."""
         self._calls: Counter[nn.Module] = Counter()
-        self._listening = True
+        self._listening, self._tapped, self._elsewhere = True, False, False
         try:
-            yield
+            with self.pieces():
+                yield
         finally:
             self._listening = False
             self._uses = []
+
+    @contextmanager
+    def pieces(self) -> Iterator[None]:
+        """Fused layers call their projections, if any of these is tapped."""
+        if any(module in self.rules for module in self.projections):
+            with in_pieces(self.model):
+                yield
+        else:
+            yield
+
+    def forget_projections(self) -> bool:
+        """Leave fused layers whole; whether there was any that was not."""
+        names = [name for module in self.projections for name in self.owned.get(module, {}).values()]
+        self.forget(names)
+        return bool(names)
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> torch.Tensor | None:
         if not self._listening or module not in self.rules:
@@ -143,7 +163,9 @@ class OnePass:
         self._uses.append(use)
         arrived = partial(self._arrived, use)
         if not output.requires_grad:
+            self._tapped = True
             return _Tap.apply(output, self._start, arrived)
+        self._elsewhere |= not self._tapped
         # A hook set now sees the derivative of what the layer returned, even if it is changed in place later.
         output.register_hook(arrived)
         return None
@@ -163,7 +185,7 @@ class OnePass:
             lost += self.owned[use.module].values()
         self.forget(lost)
 
-    def backward(self, output: Any, cotangents: list[list[torch.Tensor]], length: int, visitor: Visitor) -> None:
+    def backward(self, output: Any, cotangents: Sequence[list[torch.Tensor]], length: int, visitor: Visitor) -> None:
         """Show `visitor` every use for all cotangents of `output`, which came from a forward pass while listening."""
         self._visitor, self._length = visitor, length
         self._check_uses()
@@ -173,7 +195,7 @@ class OnePass:
             if pairs:
                 torch.autograd.grad(
                     [o for o, _ in pairs],
-                    [self._start],
+                    [self._start, *(_leaves(o for o, _ in pairs) if self._elsewhere else ())],
                     [v for _, v in pairs],
                     retain_graph=not self._last,
                     allow_unused=True,
@@ -214,6 +236,19 @@ class OnePass:
             return x.unsqueeze(1), d.unsqueeze(1)
         split = (self._length, rows)
         return x.movedim(axis, 0).unflatten(0, split), d.movedim(axis, 0).unflatten(0, split)
+
+
+def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Where the graph of these begins: autograd goes no further than towards what it is asked for."""
+    found, seen, nodes = [], set(), [o.grad_fn for o in outputs]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found += [node.variable] if hasattr(node, "variable") else []
+        nodes += [before for before, _ in node.next_functions]
+    return found
 
 
 @contextmanager

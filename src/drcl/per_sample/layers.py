@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["Moments", "Rule", "add_power", "rule_for"]
+from drcl.per_sample.stand_ins import Projection
+
+__all__ = ["Moments", "Rule", "add_power", "is_transposed", "rule_for"]
 
 # Per-sample gradients held at once, in elements. On a CPU they should stay in the cache between being made
 # and being squared; on an accelerator launches cost more than memory.
@@ -65,7 +67,7 @@ class Rule:
 
 
 class _Linear(Rule):
-    def gradients(self, module: nn.Linear, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
+    def gradients(self, module: Any, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
         x, d = x.flatten(1, -2), d.flatten(1, -2)
         found = {}
         if "weight" in names:
@@ -74,7 +76,7 @@ class _Linear(Rule):
             found["bias"] = d.sum(1)
         return found
 
-    def add_moments(self, module: nn.Linear, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
+    def add_moments(self, module: Any, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
         if d.shape[1:-1].numel() > 1:
             super().add_moments(module, x, d, totals, power)
             return
@@ -88,6 +90,46 @@ class _Linear(Rule):
 
 def _power(t: torch.Tensor, power: int) -> torch.Tensor:
     return t.square() if power == 2 else t.abs()
+
+
+class _Blocks(_Linear):
+    """A projection in blocks, each a linear map of its own part of the input."""
+
+    def gradients(self, module: Any, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
+        x, d = x.flatten(1, -2), d.flatten(1, -2)
+        found = {}
+        if "weight" in names:
+            parts = (t.unflatten(-1, (module.groups, -1)) for t in (d, x))
+            found["weight"] = torch.einsum("bpgm,bpgn->bgmn", *parts).flatten(1, 2)
+        if "bias" in names:
+            found["bias"] = d.sum(1)
+        return found
+
+    def add_moments(self, module: Any, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
+        Rule.add_moments(self, module, x, d, totals, power)
+
+
+class _Transposed(_Linear):
+    """y = x W + b with W [inputs, outputs]."""
+
+    def gradients(self, module: Any, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
+        found = super().gradients(module, x, d, names)
+        return {name: g.mT if name == "weight" else g for name, g in found.items()}
+
+    def add_moments(self, module: Any, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
+        turned = {name: t.mT if name == "weight" else t for name, t in totals.items()}
+        if d.shape[1:-1].numel() == 1:
+            super().add_moments(module, x, d, turned, power)
+        else:
+            Rule.add_moments(self, module, x, d, totals, power)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """GPT-2's linear layer, called Conv1D, recognised by its name and its shapes."""
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    if type(module).__name__ != "Conv1D" or weight is None or weight.ndim != 2 or len(module._parameters) != 2:
+        return False
+    return getattr(module, "nf", None) == weight.shape[1] and (bias is None or bias.shape == weight.shape[1:])
 
 
 class _Conv(Rule):
@@ -201,6 +243,26 @@ class _RMSNorm(_LayerNorm):
         return F.rms_norm(x, module.normalized_shape, None, module.eps)
 
 
+class _NamedRMSNorm(_Normalisation):
+    """The same as models of transformers write it themselves; a gain of weight or of 1 + weight has one derivative."""
+
+    def normalised(self, module: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + _epsilon(module))
+
+    def summed(self, module: Any, d: torch.Tensor) -> list[int]:
+        return list(range(1, d.ndim - 1))
+
+
+def _epsilon(module: nn.Module) -> Any:
+    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+
+
+def _is_named_rms_norm(module: nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    alone = weight is not None and weight.ndim == 1 and len(module._parameters) == 1
+    return alone and type(module).__name__.endswith("RMSNorm") and isinstance(_epsilon(module), float)
+
+
 class _BatchNorm(_Normalisation):
     folds = False
 
@@ -213,6 +275,22 @@ class _BatchNorm(_Normalisation):
         return (x - module.running_mean.view(shape)).mul_(scale)
 
 
+class _OwnBatchNorm(_BatchNorm):
+    """One with a forward of its own, such as statistics per task: normalised is what it makes with a gain of one."""
+
+    def fits(self, module: Any) -> bool:
+        return not module.training and module.weight is not None and module.bias is not None
+
+    def normalised(self, module: Any, x: torch.Tensor) -> torch.Tensor:
+        own = dict(module._parameters)
+        try:
+            module._parameters["weight"] = torch.ones_like(own["weight"])
+            module._parameters["bias"] = torch.zeros_like(own["bias"])
+            return module.forward(x.flatten(0, 1)).view_as(x)
+        finally:
+            module._parameters.update(own)
+
+
 class _GroupNorm(_Normalisation):
     folds = False
 
@@ -221,8 +299,10 @@ class _GroupNorm(_Normalisation):
         return F.group_norm(flat, module.num_groups, None, None, module.eps).view_as(x)
 
 
+_TRANSPOSED, _BLOCKS, _NAMED_RMS, _OWN_BATCH = _Transposed(), _Blocks(), _NamedRMSNorm(), _OwnBatchNorm()
 _RULES: Mapping[type, Rule] = {
     nn.Linear: _Linear(),
+    Projection: _Linear(),
     nn.Conv1d: _Conv(),
     nn.Conv2d: _Conv(),
     nn.Conv3d: _Conv(),
@@ -237,6 +317,15 @@ _RULES: Mapping[type, Rule] = {
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule for exactly this kind of layer; a subclass may compute something else, so it has none."""
+    """The rule for exactly this kind of layer; a subclass may compute something else, so it has none.
+
+    Only of batch normalisation there are many, which all end in a gain and a shift; a rule is tried before it is used.
+    """
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) not in _RULES:
+        return _OWN_BATCH if _OWN_BATCH.fits(module) else None
+    if isinstance(module, Projection) and module.groups > 1:
+        return _BLOCKS
     rule = _RULES.get(type(module))
-    return rule if rule is not None and rule.fits(module) else None
+    if rule is None:
+        return _TRANSPOSED if is_transposed(module) else _NAMED_RMS if _is_named_rms_norm(module) else None
+    return rule if rule.fits(module) else None

@@ -16,15 +16,24 @@ __all__ = ["MomentVisitor"]
 
 
 class MomentVisitor(Visitor):
-    """Adds the sum over samples of |gradient|^power to `totals`; made for one batch, after its forward pass."""
+    """Adds the sum over samples of |gradient|^power to `totals`; made for one batch, after its forward pass.
+
+    Only of the names in `totals`: of other parameters somebody else takes care.
+    """
 
     def __init__(self, onepass: OnePass, totals: Moments, power: int) -> None:
-        self.rules, self.owned = onepass.rules, onepass.owned
+        self.rules = onepass.rules
+        self.owned = {
+            module: {own: name for own, name in held.items() if name in totals}
+            for module, held in onepass.owned.items()
+        }
         self.totals, self.power = totals, power
         self._shared = onepass.used_more_than_once()
         self._waiting: list[tuple[nn.Module, torch.Tensor, torch.Tensor]] = []
 
     def __call__(self, module: nn.Module, x: torch.Tensor, d: torch.Tensor) -> None:
+        if not self.owned.get(module):
+            return
         if module in self._shared:
             # A sample's uses have to be summed before the power is taken.
             self._waiting.append((module, x, d))

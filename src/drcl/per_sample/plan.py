@@ -2,7 +2,7 @@
 
 For sample b and cotangent v_b (the derivative of its loss with respect to the model's output) the gradient is
 g_b = J_b^T v_b; what is wanted is the sum over b of |g_b|^power, never a power of the sum. Three routes lead
-there: one batched pass with a rule a layer (`drcl.per_sample.hooks`), `torch.func`, and one sample at a time
+there: one batched pass with a rule per layer (`drcl.per_sample.hooks`), `torch.func`, and one sample at a time
 (`drcl.per_sample.fallback`). Which parameter takes which is not assumed but tried, on two samples, before the work
 begins.
 """
@@ -157,7 +157,7 @@ class _Plan:
         Of the moments only sums over rows are kept, enough to recognise them by.
         """
         first = take(pair, slice(0, 1))
-        probe: Cotangents = [[]]
+        probe: list[list[torch.Tensor]] = [[]]
         truth: Moments = {}
         seen: dict[str, Any] = {}
 
@@ -180,10 +180,25 @@ class _Plan:
                 one_by_one(self.model, first, self.parameters, self.forward, probe, receive, look)
         except Exception as error:
             self._explain(pair, error)
+        if self.onepass.projections:
+            seen["times"], seen["shapes"] = self._in_pieces(first)
         calls = Counter(name for module, _ in seen["shapes"] for name in self.onepass.owned[module].values())
         # A weight that also enters by another door than its layer's (tied by hand, say) has no complete rule.
         self.onepass.forget([name for name in self.onepass.names if seen["times"][name] != calls[name]])
         return probe, truth, seen["shapes"]
+
+    def _in_pieces(self, first: Any) -> tuple[Counter[str], Shapes]:
+        """The same two facts of the pass in which fused layers call their projections."""
+        before = [p.requires_grad for p in self.parameters.values()]
+        try:
+            for p in self.parameters.values():
+                p.requires_grad_(True)
+            with shapes_of_outputs(self.onepass.rules) as shapes, self.onepass.pieces():
+                output, _ = self.forward(self.model, first)
+            return times_used(output, self.parameters), dict(shapes)
+        finally:
+            for p, requires_grad in zip(self.parameters.values(), before):
+                p.requires_grad_(requires_grad)
 
     def _explain(self, pair: Any, error: Exception) -> NoReturn:
         """Say what is wrong: with a batch or with what comes of it, or else with a single sample."""
@@ -210,16 +225,22 @@ class _Plan:
     def _try_onepass(self, pair: Any, probe: Cotangents, truth: Moments, shapes: Shapes) -> None:
         with self.onepass.listening():
             output, _ = self.forward(self.model, pair)
-            if any(_differ(alone, both[:1]) for alone, both in zip(self._alone, tensors(output))):
-                self.looped = self.parameters
-                self.onepass.forget(self.onepass.names)
-                self._warn(self.looped, "the output for a sample depends on the others of its batch")
-                return
-            self.onepass.layout(2, shapes)
-            try:
-                self.onepass.backward(output, probe, 2, self._visitor())
-            except Unsupported:
-                self.onepass.forget(self.onepass.names)
+            strange = any(_differ(alone, both[:1]) for alone, both in zip(self._alone, tensors(output)))
+            if not strange:
+                self.onepass.layout(2, shapes)
+                try:
+                    self.onepass.backward(output, probe, 2, self._visitor())
+                except Unsupported:
+                    self.onepass.forget(self.onepass.names)
+        if strange and self.onepass.forget_projections():
+            # It may be the fault of the pieces: fused layers are left whole from now on.
+            self._try_onepass(pair, probe, truth, shapes)
+            return
+        if strange:
+            self.looped = self.parameters
+            self.onepass.forget(self.onepass.names)
+            self._warn(self.looped, "the output for a sample depends on the others of its batch")
+            return
         self.onepass.forget(self._disagreeing(self.onepass.names, truth))
 
     def _try_vectorised(self, pair: Any, probe: Cotangents, truth: Moments) -> None:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from drcl import sharding
 from drcl.directions.basis import Eigenbasis, as_weight
 from drcl.directions.coordinates import Coordinates
+from drcl.directions.rows import RowCoordinates, rows_of
 from drcl.splitting.kernels import Step, Weight, displacement
 
 
@@ -28,27 +30,42 @@ class Layer:
 
 @dataclass
 class Part:
-    """A layer's weight or bias on its way from r to z."""
+    """A layer's weight or bias on its way from r to z; of a sharded one the shard."""
 
     y: Tensor
     anchor: Tensor
     r: Tensor
     s: Tensor | None  # y - x; None where y holds x already, which without reflection is r
     z: Tensor | None = None
+    of: Tensor | None = None  # the parameter, where it is sharded
 
     @classmethod
     def proposed(cls, w: Weight, step: Step, wide: torch.dtype) -> Part:
         """By a gradient, with its momentum advanced; or by a finished displacement."""
+        of, w = w.y, w.seen(sharding.local)
         y, buffer = w.y.to(wide), None if w.buffer is None else w.buffer.to(wide)
         s = displacement(y, w.g.to(wide), buffer, w.first, step)
         if w.buffer is not None and buffer is not None and buffer is not w.buffer:
             w.buffer.copy_(buffer)
-        return cls(w.y, w.anchor, torch.sub(y, s, alpha=2 if step.reflect else 1), s, w.z)
+        return cls(w.y, w.anchor, torch.sub(y, s, alpha=2 if step.reflect else 1), s, w.z, _if_sharded(of))
 
     @classmethod
     def finished(cls, x: Tensor, anchor: Tensor, wide: torch.dtype) -> Part:
         """Without reflection the parameter goes from the x it holds to z, and y plays no part."""
-        return cls(x, anchor, x.to(wide), None)
+        y = sharding.local(x)
+        return cls(y, sharding.local(anchor), y.to(wide), None, of=_if_sharded(x))
+
+    def pair(self, gather: bool) -> tuple[Tensor, Tensor]:
+        """r and a. Where a sharded parameter is gathered their difference, and zero: half as much to send."""
+        anchor = self.anchor.to(self.r.dtype)
+        if self.of is None or not gather:
+            return self.r, anchor
+        whole = sharding.gathered(self.r - anchor, self.of)
+        return whole, whole.new_zeros(()).expand(whole.shape)
+
+
+def _if_sharded(p: Tensor) -> Tensor | None:
+    return p if sharding.is_sharded(p) else None
 
 
 class LayerStep:
@@ -57,9 +74,12 @@ class LayerStep:
     def __init__(self, basis: Eigenbasis, parts: list[Part], rotate: bool) -> None:
         self.basis, self.parts = basis, parts
         self.at: Coordinates | None = None  # r - a in the eigenbasis
+        mine = rows_of(basis, [part.of for part in parts])
+        self.gathers = mine is None
         if rotate:
-            pairs = [(part.r, part.anchor.to(part.r.dtype)) for part in parts]
-            self.at = Coordinates(basis, basis.difference(pairs[0], pairs[1] if len(pairs) > 1 else None))
+            pairs = [part.pair(self.gathers) for part in parts]
+            d = basis.difference(pairs[0], pairs[1] if len(pairs) > 1 else None)
+            self.at = Coordinates(basis, d) if mine is None else RowCoordinates(basis, d, mine)
 
     def settle(self, step: Step) -> None:
         """z by the prox along the directions, y' = z + s."""
@@ -71,7 +91,9 @@ class LayerStep:
             y, z = part.y, part.anchor
             if change is not None:
                 n = change.shape[-1] - int(self.basis.bias)
-                move = as_weight(change[..., :n], y) if k == 0 else change[..., n:].reshape(y.shape)
+                like = part.of if self.gathers and part.of is not None else y
+                move = as_weight(change[..., :n], like) if k == 0 else change[..., n:].reshape(like.shape)
+                move = sharding.part(move, like)
                 z = torch.add(part.anchor, move, out=y if part.s is None and y.dtype == move.dtype else None)
             if part.z is not None:
                 part.z.copy_(z)

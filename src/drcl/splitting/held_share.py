@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drcl import sharding
 from drcl.splitting.directions import LayerStep
 from drcl.splitting.kernels import Step, Weight, displacement
 
@@ -51,14 +52,16 @@ def _ratios(weights: list[Weight], step: Step, active: int) -> list[Tensor]:
     out = []
     penalty = step.penalty
     mix = penalty.mix or 1.0
-    for w in weights:
+    for of in weights:
+        w = of.seen(sharding.local)
         n = w.y.numel()
-        at = None if active <= SAMPLE else _sample(n, _picks(n, active), w.y.device)
+        at = None if active <= SAMPLE or not n else _sample(n, _picks(n, active), w.y.device)
         y, g, a, f = (_gather(t, at) for t in (w.y, w.g, w.anchor, w.importance))
         buffer = None if w.buffer is None else _gather(w.buffer, at)
         s = displacement(y, g, buffer, w.first, step)
         r = y - 2 * s if step.reflect else y - s
-        out.append((r - a).abs() / ((f + penalty.damping) * (penalty.gamma * mix)))
+        ratios = (r - a).abs() / ((f + penalty.damping) * (penalty.gamma * mix))
+        out.append(sharding.joined(ratios, of.y))
     return out
 
 

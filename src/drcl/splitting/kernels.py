@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drcl.prox import Penalty
+from drcl import sharding
+from drcl.prox import Box, Penalty
 from drcl.splitting import native
 
 BACKENDS = ("auto", "native", "foreach", "compile", "reference")
@@ -55,6 +56,11 @@ class Weight:
     z: Tensor | None = None
     buffer: Tensor | None = None
     first: bool = False  # the momentum buffer is empty and starts at this gradient
+
+    def seen(self, by: Callable[[Tensor], Tensor]) -> Weight:
+        """With something else in place of each tensor, such as its shard."""
+        z, buffer = (None if t is None else by(t) for t in (self.z, self.buffer))
+        return Weight(by(self.y), by(self.g), by(self.anchor), by(self.importance), z, buffer, self.first)
 
 
 def displacement(y: Tensor, g: Tensor, buffer: Tensor | None, first: bool, step: Step) -> Tensor:
@@ -173,7 +179,8 @@ def _compile(w: Weight, step: Step) -> None:
     numbers += [penalty.gamma * penalty.strength, penalty.mix, penalty.damping, float(step.nesterov)]
     numbers += [-1.0 if step.maximize else 1.0, *([2.0, 1.0] if step.reflect else [1.0, 0.0])]
     flat = [None if t is None else t.view(-1) for t in (w.y, w.g, w.anchor, w.importance, w.z, w.buffer)]
-    _compiled()(*flat, torch.tensor(numbers, dtype=w.y.dtype, device=w.y.device))
+    n = torch.tensor(numbers, dtype=w.y.dtype, pin_memory=w.y.is_cuda).to(w.y.device, non_blocking=True)
+    _compiled()(*flat, n)
 
 
 _fallen: set[str] = set()
@@ -188,7 +195,9 @@ def _fall_back(backend: str, reason: str) -> None:
 def take(weights: Sequence[Weight], step: Step, backend: str = "auto") -> None:
     """One splitting step, in place, on every weight."""
     batches: dict[tuple[str, torch.dtype, torch.device, bool, bool], list[Weight]] = {}
-    fused = backend in ("auto", "native") and step.penalty.mix is not None and native.load() is not None
+    weights = _on_shards(weights, step)
+    fused = backend in ("auto", "native") and step.penalty.mix is not None and any(w.y.is_cpu for w in weights)
+    fused = fused and native.load() is not None
     for w in weights:
         # Once per parameter and step: a small network spends more time here than in the arithmetic.
         way = "native" if fused and native.usable(w.y, (w.g, w.anchor, w.importance, w.z, w.buffer)) else ""
@@ -205,6 +214,24 @@ def take(weights: Sequence[Weight], step: Step, backend: str = "auto") -> None:
         else:
             for w in batch:
                 reference(w, step)
+
+
+def _on_shards(weights: Sequence[Weight], step: Step) -> list[Weight]:
+    """Shards in place of sharded tensors, where the prox goes weight by weight; any other is done here, gathered."""
+    alone = step.penalty.mix is not None or isinstance(step.penalty.prox, Box)
+    found = []
+    for w in weights:
+        if not sharding.is_sharded(w.y):
+            found.append(w)
+        elif alone:
+            found.append(w.seen(sharding.local))
+        else:
+            whole = w.seen(lambda t: sharding.full(t).clone())
+            reference(whole, step)
+            for mine, done in ((w.y, whole.y), (w.z, whole.z), (w.buffer, whole.buffer)):
+                if mine is not None and done is not None:
+                    sharding.local(mine).copy_(sharding.part(done, mine))
+    return found
 
 
 def _compile_all(weights: list[Weight], step: Step) -> list[Weight]:
@@ -231,11 +258,18 @@ def _route(w: Weight, step: Step, backend: str) -> str:
 
 def first_non_finite(gradients: Sequence[Tensor], backend: str = "auto") -> int:
     """Index of the first gradient that holds a NaN or an infinity, or -1."""
-    library = native.load() if backend in ("auto", "native") else None
+    library = native.load() if backend in ("auto", "native") and gradients[0].is_cpu else None
     dtype = gradients[0].dtype
     if library is not None and all(g.dtype is dtype and native.usable(g) for g in gradients):
         return native.first_non_finite(library, gradients)
     flat = [g.coalesce().values() if g.is_sparse else g for g in gradients]
-    worst = torch.stack([t.detach().abs().amax().double().cpu() if t.numel() else torch.zeros(()) for t in flat])
-    bad = (~torch.isfinite(worst)).nonzero()
-    return int(bad[0]) if len(bad) else -1
+    worst: dict[torch.device, list[Tensor]] = {}
+    places: dict[torch.device, list[int]] = {}
+    for i, t in enumerate(flat):
+        if t.numel():
+            worst.setdefault(t.device, []).append(torch.isfinite(t.detach().abs().amax()))
+            places.setdefault(t.device, []).append(i)
+    # One word from each device, once all of it is on its way.
+    fine = {device: torch.stack(found).cpu() for device, found in worst.items()}
+    bad = [i for device, found in fine.items() for i, good in zip(places[device], found.tolist()) if not good]
+    return min(bad, default=-1)

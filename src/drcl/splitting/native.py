@@ -159,11 +159,11 @@ def usable(first: Tensor, others: Sequence[Tensor | None] = ()) -> bool:
     return True
 
 
-def _pointers(tensors: Sequence[Tensor] | None) -> ctypes.Array | None:
+def _pointers(tensors: Sequence[Tensor] | None) -> ctypes.Array[ctypes.c_void_p] | None:
     return (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors]) if tensors is not None else None
 
 
-def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
+def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(tensors))(*[t.numel() for t in tensors])
 
 

@@ -4,6 +4,7 @@ of a wrapped optimizer, or by solving for the proximal map of the loss."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,14 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+from drcl import sharding
+from drcl.options import AUTO
+from drcl.splitting import auto, lowrank
 from drcl.splitting.checks import check_step
 from drcl.splitting.directions import Layer
 from drcl.splitting.kernels import Step, Weight
 from drcl.splitting.stability import negotiate, penalty_of
+from drcl.splitting.step_size import Sizes, measures, rate, told_by_groups
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -32,13 +37,15 @@ def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
             loss = closure()
     if not lbfgs:  # which looks at no gradient but those of its own evaluations
         check_step(optimizer)
-    if optimizer.inner is None and optimizer.solver.plasticity_steps == 1:
+        auto.watch(optimizer)
+    if optimizer.inner is None and optimizer.solver.plasticity_steps == 1 and not optimizer.progress.adapters:
         for group in optimizer.param_groups:
             plain, held = _divided(optimizer, group)
             _sgd(optimizer, group, plain)
-            step = _step(optimizer, group, group["lr"], **_numbers(group))
+            step = _step(optimizer, group, rate(group), **_numbers(group))
             negotiate(optimizer, group, step, _with_gradients(optimizer, group, held))
         return loss
+    gammas = optimizer.progress.gammas
     _begin(optimizer, every=lbfgs)
     if optimizer.inner is None:
         for group in optimizer.param_groups:
@@ -47,28 +54,47 @@ def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
     elif lbfgs and closure is not None:
         loss = optimizer.inner.step(_checked(optimizer, closure))
     else:
-        with _put_back(optimizer.inner, optimizer):
+        with _put_back(optimizer.inner, optimizer, gammas):
             optimizer.inner.step()
+    if not optimizer.state:
+        _seem_filled(optimizer)
     progress = optimizer.progress
     progress.steps_in_proposal += 1
-    progress.gammas = [gamma + float(g["lr"]) for gamma, g in zip(progress.gammas, optimizer.param_groups)]
+    progress.gammas = [gamma + rate(g) for gamma, g in zip(progress.gammas, optimizer.param_groups)]
     if progress.steps_in_proposal >= optimizer.solver.plasticity_steps:
         finish(optimizer)
     return loss
 
 
+def _seem_filled(optimizer: DRCL) -> None:
+    """torch.distributed.checkpoint takes a step of its own with an optimizer that has no state at all."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if sharding.is_sharded(p):
+                optimizer.state[p] = {}
+
+
 @contextlib.contextmanager
-def _put_back(inner: torch.optim.Optimizer, optimizer: DRCL) -> Iterator[None]:
+def _put_back(inner: torch.optim.Optimizer, optimizer: DRCL, gammas: list[float]) -> Iterator[None]:
     """torch's optimizers set up the state of some parameters before they refuse the gradient of another."""
     kept = {p: dict(state) for p, state in inner.state.items()}
     try:
         yield
-    except BaseException:
+    except BaseException as reason:
         inner.state.clear()
         inner.state.update(kept)
         if optimizer.progress.steps_in_proposal == 0:
+            optimizer.progress.gammas = gammas
             for state in optimizer.state.values():
-                state.pop("start", None)
+                for key in ("start", "gradients"):
+                    state.pop(key, None)
+        if isinstance(reason, (LookupError, AttributeError, ZeroDivisionError, OverflowError)):
+            name = type(inner).__name__
+            raise RuntimeError(
+                f"the wrapped {name} could not take its step ({type(reason).__name__}: {reason}). An option of its "
+                "groups does not fit the state it has built up, such as a momentum that was 0 when it began: put the "
+                f"option back, or make a new {name} and wrap that"
+            ) from reason
         raise
 
 
@@ -139,36 +165,54 @@ def _begin(optimizer: DRCL, every: bool) -> None:
         if every or p.grad is not None:
             if fresh or "start" not in state:
                 state["start"] = p.clone()
+                state.pop("gradients", None)
+            if p.grad is not None and measures(optimizer, p):
+                state["gradients"] = p.grad + state["gradients"] if "gradients" in state else p.grad.clone()
         elif fresh:
             state.pop("start", None)
+            state.pop("gradients", None)
 
 
 def finish(optimizer: DRCL) -> None:
     """Negotiate the proposal as it stands: the model goes back to y, and y - x takes the place of gamma * gradient."""
+    lowrank.settle(optimizer)
     for group, gamma in zip(optimizer.param_groups, optimizer.progress.gammas):
-        arrived = _arrived(optimizer, group)
-        at_x = {p for _, params in arrived for p in params}
+        step, sizes = _step(optimizer, group, gamma), None
+        if not told_by_groups(optimizer):
+            whole = group if group["strength"] == AUTO else None  # which knows no scale but that of the group
+            sizes = Sizes(optimizer, gamma, step.penalty.damping, whole)  # damping is part of what it returns
+            step = dataclasses.replace(step, penalty=dataclasses.replace(step.penalty, damping=0.0))
+        layers = _layers(optimizer, group, sizes)
+        arrived = [] if step.reflect else [(layer, moved) for layer, moved in layers.values()]
+        at_x = {p for _, moved in arrived for p in moved}
         weights = []
         for p in group["params"]:
-            start = optimizer.state.get(p, {}).pop("start", None)
+            start = optimizer.state.get(p, {}).get("start")
             if start is not None and p not in at_x and optimizer.holds(group, p):
                 weights.append(_weight(optimizer, p, start - p))
-                p.copy_(start)
-        negotiate(optimizer, group, _step(optimizer, group, gamma), weights, arrived)
+                if sizes is not None:
+                    weights[-1].importance = sizes.weights(p, weights[-1].importance)
+        starts = {p: optimizer.state[p]["start"] for p in at_x}
+        for w in weights:
+            w.y.copy_(optimizer.state[w.y]["start"])
+        for p in group["params"]:
+            for key in ("start", "gradients"):
+                optimizer.state.get(p, {}).pop(key, None)
+        negotiate(optimizer, group, step, weights, arrived, starts, {p: layer for p, (layer, _) in layers.items()})
     optimizer.progress.steps_in_proposal = 0
 
 
-def _arrived(optimizer: DRCL, group: dict[str, Any]) -> list[tuple[Layer, list[Tensor]]]:
-    """Layers with an eigenbasis, and what moved of them: without reflection they go from x to z, without y - x."""
-    if optimizer.solver.splitting != "forward-backward":
-        return []
-    found = []
+def _layers(optimizer: DRCL, group: dict[str, Any], sizes: Sizes | None) -> dict[Tensor, tuple[Layer, list[Tensor]]]:
+    """Layers with an eigenbasis, in the step sizes of this proposal, and what moved of them."""
+    found = {}
     for p in group["params"]:
         layer = optimizer.progress.layers.get(p)
         if layer is not None and optimizer.holds(group, p) and "start" in optimizer.state[p]:
             bias = layer.bias
             moved = [p] if bias is None or "start" not in optimizer.state[bias] else [p, bias]
-            found.append((layer, moved))
+            if sizes is not None:
+                layer = dataclasses.replace(layer, basis=sizes.directions(layer.basis, moved))
+            found[p] = layer, moved
     return found
 
 
@@ -187,13 +231,14 @@ def _divided(optimizer: DRCL, group: dict[str, Any]) -> tuple[list[Tensor], list
 
 def _sgd(optimizer: DRCL, group: dict[str, Any], chosen: list[Tensor]) -> None:
     """Torch's own SGD on some parameters of a group."""
-    gradients = [p.grad for p in chosen if p.grad is not None]
+    gradients = [sharding.local(p.grad) for p in chosen if p.grad is not None]
     if not gradients:
         return
     momentum = group["momentum"]
-    buffers = [optimizer.state[p].get("momentum_buffer") if momentum else None for p in chosen]
+    kept = [optimizer.state[p].get("momentum_buffer") if momentum else None for p in chosen]
+    buffers = [None if t is None else sharding.local(t) for t in kept]
     sgd(
-        chosen,
+        [sharding.local(p) for p in chosen],
         gradients,
         buffers,
         has_sparse_grad=any(g.is_sparse for g in gradients),
@@ -202,8 +247,9 @@ def _sgd(optimizer: DRCL, group: dict[str, Any], chosen: list[Tensor]) -> None:
         **{key: group[key] for key in SGD},
     )
     if momentum:
-        for p, buffer in zip(chosen, buffers):
-            optimizer.state[p]["momentum_buffer"] = buffer
+        for p, before, buffer in zip(chosen, kept, buffers):
+            made = None if buffer is None else sharding.wrap(buffer, p)
+            optimizer.state[p]["momentum_buffer"] = made if before is None else before
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from drcl import sharding
 from drcl.directions.coordinates import Coordinates
+from drcl.options import AUTO
 from drcl.prox import Penalty
-from drcl.splitting import directions, held_share, kernels
+from drcl.splitting import auto, directions, held_share, kernels
 from drcl.splitting.directions import Layer, LayerStep, Part
 from drcl.splitting.kernels import Step, Weight
 
@@ -29,7 +31,8 @@ def penalty_of(optimizer: DRCL, group: dict[str, Any], gamma: float) -> Penalty:
     damping = float(group["damping"])
     if group["stable"] is not None:
         damping = max(damping, held_share.FLOOR)
-    return Penalty(optimizer.solver.prox, float(gamma), float(group["strength"]), damping)
+    strength = auto.strength(optimizer, group) if group["strength"] == AUTO else float(group["strength"])
+    return Penalty(optimizer.solver.prox, float(gamma), strength, damping)
 
 
 def negotiate(
@@ -38,50 +41,68 @@ def negotiate(
     step: Step,
     weights: Sequence[Weight],
     arrived: Sequence[tuple[Layer, list[Tensor]]] = (),
+    starts: Mapping[Tensor, Tensor] | None = None,
+    layers: Mapping[Tensor, Layer] | None = None,
 ) -> None:
     """z and the next y of these weights.
 
-    `arrived` are layers whose parameters hold x already: without reflection there is nothing else to know.
+    `arrived` are layers whose parameters hold x already: without reflection there is nothing else to know. `starts` are
+    the y they come from, for whoever looks on. `layers` are all layers with directions, by their weight, where the
+    proposal has step sizes of its own.
     """
     rotate = group["stable"] is not None or not math.isinf(step.penalty.strength)
-    found, single = directions.split(optimizer.progress.layers, weights)
-    layers = []
-    for members in found:
-        basis = optimizer.progress.layers[members[0].y].basis
-        wide = basis.eigenvalues.dtype
-        layers.append(LayerStep(basis, [Part.proposed(w, step, wide) for w in members], rotate))
-    for held, params in arrived:
-        wide = held.basis.eigenvalues.dtype
-        parts = [Part.finished(p, optimizer.state[p]["anchor"], wide) for p in params]
-        layers.append(LayerStep(held.basis, parts, rotate))
-    if not single and not layers:
+    known = optimizer.progress.layers if layers is None else layers
+    found, single = directions.split(known, weights)
+    if not single and not found and not arrived:
         return
+    observer = optimizer.progress.observer
+    watched = observer is not None and observer.armed
+
+    def proposals() -> Iterator[LayerStep]:
+        for members in found:
+            basis = known[members[0].y].basis
+            wide = basis.eigenvalues.dtype
+            yield LayerStep(basis, [Part.proposed(w, step, wide) for w in members], rotate)
+        for held, params in arrived:
+            wide = held.basis.eigenvalues.dtype
+            parts = [Part.finished(p, optimizer.state[p]["anchor"], wide) for p in params]
+            yield LayerStep(held.basis, parts, rotate)
+
+    # Where nobody has to see all proposals first there is one at a time: a gathered layer is as large as it is whole.
+    steps: Iterable[LayerStep] = list(proposals()) if watched or group["stable"] is not None else proposals()
+    if observer is not None and watched:
+        before = observer.offered(weights, step, [p for _, params in arrived for p in params], starts or {})
     if group["stable"] is not None:
         protected = sum(p.numel() for p in group["params"] if optimizer.holds(group, p))
-        strength = held_share.choose(group, single, step, protected, layers)
+        strength = held_share.choose(group, single, step, protected, list(steps))
         step = dataclasses.replace(step, penalty=dataclasses.replace(step.penalty, strength=strength))
     kernels.take(single, step, optimizer.solver.backend)
-    for layer in layers:
+    for layer in steps:
         layer.settle(step)
+    if observer is not None and watched:
+        observer.settled(group, before)
 
 
 @torch.no_grad()
 def penalty(optimizer: DRCL) -> float:
-    """strength * penalty of the weights the model holds, over all groups."""
+    """strength * penalty of the weights the model holds, over all groups; without products of adapters."""
     total = 0.0
     for group, strength in zip(optimizer.param_groups, optimizer.strengths):
         term = dataclasses.replace(penalty_of(optimizer, group, 1.0), strength=strength)
-        held = [p for p in group["params"] if optimizer.holds(group, p)]
+        products = {p for adapter in optimizer.progress.adapters.values() for p in (adapter.a, adapter.b)}
+        held = [p for p in group["params"] if optimizer.holds(group, p) and p not in products]
         layers = {p: optimizer.progress.layers[p] for p in held if p in optimizer.progress.layers}
         inside = {*layers, *(layer.bias for layer in layers.values() if layer.bias is not None)}
         for p in held:
             state = optimizer.state[p]
-            anchor, wide = state["anchor"], state["importance"].dtype
+            wide = state["importance"].dtype
+            weight, anchor = (sharding.full(t).to(wide) for t in (p, state["anchor"]))
             if p in layers:
                 basis, bias = layers[p].basis, layers[p].bias
-                more = None if bias is None else (bias.to(wide), optimizer.state[bias]["anchor"].to(wide))
-                drift = basis.difference((p.to(wide), anchor.to(wide)), more)
-                total += Coordinates(basis, drift).penalty(term)
+                more = None
+                if bias is not None:
+                    more = sharding.full(bias).to(wide), sharding.full(optimizer.state[bias]["anchor"]).to(wide)
+                total += Coordinates(basis, basis.difference((weight, anchor), more)).penalty(term)
             elif p not in inside:
-                total += term.value(p.to(wide), anchor.to(wide), state["importance"])
+                total += term.value(weight, anchor, sharding.full(state["importance"]))
     return total

@@ -141,3 +141,15 @@ def test_digits_permuted_forgets_without_protection():
         accuracy.append((network(x, task.head).argmax(1) == y).float().mean().item())
     assert accuracy[-1] > 0.9
     assert accuracy[0] < 0.7
+
+
+@pytest.mark.parametrize("key", ["root", "name", "path", "bogus"])
+def test_an_option_of_a_data_set_that_it_does_not_have_is_refused_in_words(key):
+    with pytest.raises(ValueError, match=f"digits has no option '{key}'"):
+        benchmarks.get("digits-split", options={key: "x"}).load()
+
+
+@pytest.mark.parametrize("key", ["seed", "tasks", "view", "data", "bogus"])
+def test_an_argument_that_is_given_elsewhere_or_unknown_is_refused_in_words(key):
+    with pytest.raises(ValueError, match=f"{key} is not one of class-split; it has classes_per_task, groups"):
+        benchmarks.get("digits-split", arguments={"classes_per_task": 2, key: 1})

@@ -9,3 +9,4 @@ import drcl
 
 def test_version_names_what_a_result_depends_on():
     assert call("version").stdout.startswith(f"drcl {drcl.__version__} (Python ")
+    assert call("--version").stdout == call("version").stdout

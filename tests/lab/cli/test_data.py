@@ -46,7 +46,7 @@ def test_path(root: Path) -> None:
 
 def test_fetch_what_is_built_in_or_impossible(root: Path) -> None:
     done = runner.invoke(app, ["data", "fetch", "digits"])
-    assert (done.exit_code, done.stdout.strip()) == (0, "digits is built in, there is nothing to fetch")
+    assert (done.exit_code, done.stdout.strip()) == (0, "digits is built in; there is nothing to fetch")
     done = runner.invoke(app, ["data", "fetch", "celeba", "digits"])
     assert done.exit_code == 1
     assert "get img_align_celeba.zip" in done.output

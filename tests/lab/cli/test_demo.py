@@ -59,7 +59,7 @@ def test_the_demonstration_from_first_word_to_page(small, tmp_path):
 
     second = CliRunner().invoke(app, ["demo", "--out", str(out)])
     assert second.exit_code == 0
-    assert "These results were there already" in second.stdout
+    assert "These results already existed" in second.stdout
     assert {path: (path / "result.json").stat().st_mtime_ns for path in before} == before
 
     (out / "mine.txt").write_text("keep me")

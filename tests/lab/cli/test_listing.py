@@ -27,6 +27,16 @@ def test_list_data_is_the_list_of_data_sets():
     assert call("list", "data").stdout == call("data", "list").stdout
 
 
+def test_list_data_of_one_name_is_one_row():
+    shown = call("list", "data", "digits").stdout
+    assert "digits" in shown
+    assert "mnist" not in shown
+    assert shown == call("data", "list", "digits").stdout
+    answer = call("list", "data", "mnst")
+    assert answer.exit_code == 2
+    assert "did you mean 'mnist'?" in " ".join(answer.stderr.split())
+
+
 def test_list_methods_shows_every_hyperparameter_with_default_and_help():
     shown = " ".join(call("list", "methods", "ewc").stdout.split())
     for row in drcl.lab.common.fields.table(methods.get("ewc")):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.lab.cli.stage import QUICK, call
+from tests.lab.report.fake_runs import write_run
 
-import drcl
 import drcl.lab.common.fields
 import drcl.lab.runs.read
 
@@ -47,7 +48,7 @@ def test_report_and_figures(runs, tmp_path):
     assert "2 finished of 2 runs" in answer.stdout
     assert "Mine &amp; yours" in (tmp_path / "r.html").read_text()
     assert call("figures", runs, "-o", tmp_path / "f", "--format", "svg").exit_code == 0
-    files = list((tmp_path / "f").iterdir())
+    files = [path for path in (tmp_path / "f").rglob("*") if path.is_file()]
     assert files
     assert {file.suffix for file in files} == {".svg"}
 
@@ -58,3 +59,66 @@ def test_no_runs_is_bad_usage(word, tmp_path):
     answer = call(word, tmp_path)
     assert answer.exit_code == 2
     assert "there is no run in" in answer.stderr
+
+
+def test_verify_says_which_runs_are_whole(runs, tmp_path):
+    answer = call("verify", runs)
+    assert answer.exit_code == 0
+    assert answer.stdout.count("  whole") == 2
+    shutil.copytree(runs, tmp_path / "runs")
+    write_run(tmp_path / "runs", "ewc", name="old")
+    write_run(tmp_path / "runs", "ewc", 1, name="half", done=3)
+    (victim,) = (tmp_path / "runs").glob("*drcl*")
+    (victim / "model.safetensors").write_bytes(b"")
+    answer = call("verify", tmp_path / "runs")
+    assert answer.exit_code == 1
+    lines = {line.split("  ")[0].rpartition("/")[2]: line for line in answer.stdout.splitlines()}
+    assert "no digests stored" in lines["old"]
+    assert "unfinished: 3 of 8 tasks done" in lines["half"]
+    assert "damaged: model.safetensors is damaged" in lines[victim.name]
+    assert "1 whole, 1 unfinished, 1 no digests stored, 1 damaged" in answer.stdout
+    assert "Traceback" not in answer.output
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "result.json", "accuracy.csv", "config.toml"])
+def test_a_damaged_run_is_listed_as_broken_and_not_counted(runs, tmp_path, name):
+    shutil.copytree(runs, tmp_path / "runs")
+    (victim,) = (tmp_path / "runs").glob("*drcl*")
+    (victim / name).write_bytes(b"\0")
+    answer = call("table", tmp_path / "runs")
+    assert answer.exit_code == 0
+    assert f"{name} is damaged" in " ".join(answer.stdout.split())
+    answer = call("report", tmp_path / "runs", "-o", tmp_path / "r.html")
+    assert answer.exit_code == 0, answer.output
+    assert "1 finished of 2 runs" in answer.stdout
+    assert f"{name} is damaged" in (tmp_path / "r.html").read_text()
+
+
+def test_the_runs_of_earlier_versions_are_still_read(runs, tmp_path):
+    """They had no digests."""
+    kept = tmp_path / "earlier"
+    shutil.copytree(runs, kept)
+    for digests in kept.rglob("digests.json"):
+        digests.unlink()
+    answer = call("verify", kept)
+    assert answer.exit_code == 0
+    assert "no digests stored" in answer.stdout
+    assert "not counted" not in call("table", kept).stdout
+
+
+def test_a_pack_is_read_like_the_folder(runs, tmp_path):
+    file = tmp_path / "kept.jsonl"
+    answer = call("pack", runs, "-o", file)
+    assert answer.exit_code == 0
+    assert "holds 2 runs" in answer.stdout
+    assert call("table", file, "-f", "csv").stdout == call("table", runs, "-f", "csv").stdout
+    assert "2 whole" in call("verify", file).stdout
+
+
+def test_a_pack_refuses_other_names_and_unfinished_runs(runs, tmp_path):
+    assert "ends in .jsonl" in call("pack", runs, "-o", tmp_path / "kept.csv").stderr
+    write_run(tmp_path / "cut", tasks=4, done=2)
+    answer = call("pack", tmp_path / "cut", "-o", tmp_path / "kept.jsonl")
+    assert answer.exit_code == 2
+    assert "finished runs only" in answer.stderr
+    assert not (tmp_path / "kept.jsonl").exists()

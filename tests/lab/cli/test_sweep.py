@@ -59,20 +59,24 @@ def wait_for(condition, seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, *CODES])
 def test_a_stopped_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path, start, how):
     file = write(tmp_path / "sweep.toml", options={**QUICK, "epochs": 40, "tasks": 4}, seeds=[0, 1])
     first, second = (tmp_path / "runs" / config.name for config in sweep.read(file))
     process = start(str(file), "--jobs", "1")
     wait_for(lambda: second.is_dir() and Run.read(second).tasks_done >= 1)
-    if how == signal.SIGKILL:
-        process.kill()
-    else:
-        os.killpg(process.pid, how)  # as a terminal does it
-    output, _ = process.communicate(timeout=60)
     if how == signal.SIGINT:
-        assert process.returncode == 130
+        os.killpg(process.pid, how)  # as a terminal does it
+    else:
+        process.send_signal(how)
+    output, errors = process.communicate(timeout=60)
+    if how in CODES:
+        assert process.returncode == CODES[how]
         assert "stopped with 1 of 2 runs finished" in output
+        assert "Traceback" not in errors
     wait_for(lambda: not _alive(process.pid))
     assert Run.read(first).finished
     assert not Run.read(second).finished
@@ -111,3 +115,11 @@ def test_one_failed_run_does_not_stop_the_rest_and_a_second_call_repeats_only_th
     assert "there already" in answer.stdout
     assert Run.read(broken).finished
     assert (fine / "result.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("seeds", [100_000_000, 10_001])
+def test_more_runs_than_anybody_wants_are_refused_at_once(tmp_path, seeds):
+    file = write(tmp_path / "sweep.toml", seeds=seeds)
+    answer = CliRunner().invoke(app, ["sweep", str(file), "--dry-run"])
+    assert answer.exit_code == 2
+    assert "at most 10,000" in " ".join(answer.stderr.split())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 
-from drcl.lab.common.words import clock, percent, reason
+import pytest
+
+from drcl.lab.common.words import clean, clean_tree, clock, percent, reason
 
 
 def test_words():
@@ -14,3 +17,24 @@ def test_words():
     assert reason(KeyError("tasks")) == "tasks"
     assert reason(ValueError("a\n  b")) == "a b"
     assert reason(ValueError()) == "ValueError"
+
+
+def test_no_control_character_is_left_and_plain_text_is_as_it_was():
+    every = "".join(map(chr, range(0x11000)))
+    left = {c for c in clean(every) if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")}
+    assert left == set()
+    assert clean("a\x1b[31mb\x9b\u202e\ud800") == "a\\x1b[31mb\\x9b\\u202e\\ud800"
+    assert clean("a\nb\tc\r", keep="\n\t") == "a\nb\tc\\x0d"
+    for plain in ("drcl · seed 0", "Größe – ±", "置信", "emoji 🙂"):
+        assert clean(plain) == plain
+        assert clean(clean(plain)) == plain
+
+
+def test_a_tree_is_clean_to_its_last_leaf_and_not_deeper_than_one_reads():
+    tree = {"a\x1b": ["b\x00", {"c": "d\x07"}, 1, None, 0.5, True]}
+    assert clean_tree(tree) == {"a\\x1b": ["b\\x00", {"c": "d\\x07"}, 1, None, 0.5, True]}
+    deep: object = 1
+    for _ in range(400):
+        deep = [deep]
+    with pytest.raises(ValueError, match="nested more than 50 deep"):
+        clean_tree(deep)

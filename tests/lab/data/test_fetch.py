@@ -167,7 +167,7 @@ def test_what_cannot_be_fetched_says_where_to_get_it(root: Path, name: str) -> N
 
 
 def test_own_and_embedded_sets(root: Path) -> None:
-    with pytest.raises(DataError, match="npz is your arrays in a file, there is nothing to fetch"):
+    with pytest.raises(DataError, match="npz is your arrays in a file, so there is nothing to fetch"):
         fetch("npz")
     fetch("digits")
     assert verify("digits") == "1,442 + 355 images in 10 classes"

@@ -103,12 +103,12 @@ def write_npz(path: Path, members: dict[str, bytes]) -> Path:
         ({"train_images": np.full((6, 12, 10, 3), np.inf)}, "float values from inf to inf"),
         ({"train_images": np.zeros((6, 0, 10, 3), np.uint8)}, "both parts need one shape"),
         ({"train_images": np.zeros((0, 12, 10, 3), np.uint8), "train_labels": np.zeros(0, int)}, "holds no images"),
-        ({"classes": np.array("ant")}, "values of shape (); wanted one text a class"),
-        ({"classes": np.zeros((3, 2), "U1")}, "values of shape (3, 2); wanted one text a class"),
-        ({"classes": np.zeros(3)}, "float64 values of shape (3,); wanted one text a class"),
+        ({"classes": np.array("ant")}, "values of shape (); wanted one text per class"),
+        ({"classes": np.zeros((3, 2), "U1")}, "values of shape (3, 2); wanted one text per class"),
+        ({"classes": np.zeros(3)}, "float64 values of shape (3,); wanted one text per class"),
         ({"classes": np.array([b"\xff\xfe", b"b", b"c"])}, "names that are not text"),
         ({"classes": np.array(["ant\x1b[2J", "bee", "cat"])}, "a name with control characters"),
-        ({"train_groups": np.zeros((6, 2), int)}, "groups int64 (6, 2); wanted one whole number an image"),
+        ({"train_groups": np.zeros((6, 2), int)}, "groups int64 (6, 2); wanted one whole number per image"),
     ],
 )
 def test_arrays_of_the_wrong_kind(root: Path, arrays: dict[str, np.ndarray], change: dict, sentence: str) -> None:
@@ -256,8 +256,8 @@ def test_a_gzip_bomb(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (struct.pack(">4I", 0x803, 7, 0, 28), "announces 7x0x28 values, that is none"),
-        (struct.pack(">4I", 0x803, 0, 28, 28), "announces 0x28x28 values, that is none"),
+        (struct.pack(">4I", 0x803, 7, 0, 28), "announces 7x0x28 values, which is none"),
+        (struct.pack(">4I", 0x803, 0, 28, 28), "announces 0x28x28 values, which is none"),
         (struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 2**32 - 1), "values but holds 0"),
         (struct.pack(">4I", 0x803, 2**31, 2**31, 4) + bytes(16), "values but holds 16"),
         (struct.pack(">4I", 0x803, 7, 14, 56) + bytes(7 * 784), "images of 56x14; this set's are 28x28"),

@@ -158,7 +158,7 @@ def test_beginnings_of_pictures(folder: Path, content: bytes) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes on this system")
 def test_a_pipe_named_like_a_picture(folder: Path) -> None:
     os.mkfifo(folder / "train" / "dogs" / "9.png")
-    with pytest.raises(DataError, match=r"9.png is not a readable picture: it is no file"):
+    with pytest.raises(DataError, match=r"9.png is not a readable picture: it is not a file"):
         load("folder", path=folder)
 
 

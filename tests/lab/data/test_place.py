@@ -8,7 +8,12 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+from tests.attack import data_miniatures as miniatures
 from tests.lab.data.miniatures import fake, package
+
+from drcl.lab.data import DataError, load
+from drcl.lab.data.place import MARK
 
 RACE = """
 import sys
@@ -52,3 +57,37 @@ def test_a_killed_fetch_is_cleared_away(root: Path, clients: Path, content: dict
     done = subprocess.run([sys.executable, "-c", RACE, sha], env=environment, check=True, capture_output=True)
     assert done.stdout.strip() == b"5"
     assert not list((root / ".drcl" / "staging").iterdir())
+
+
+def test_a_folder_that_was_being_filled_is_not_taken_for_whole(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archives beside their data go into a folder that is there, file by file; a kill may come between two of them."""
+    home = root / "omniglot"
+    home.mkdir()
+    for part in ("images_background", "images_evaluation"):
+        picture = miniatures.picture("PNG")
+        inside = {f"{part}/Greek/character01/0001_{drawer:02}.png": picture for drawer in (1, 2, 16)}
+        (home / f"{part}.zip").write_bytes(miniatures.zipped(inside))
+
+    class Cut(BaseException):
+        pass
+
+    def replace(source: Path, target: Path) -> None:
+        if "evaluation" in str(target) and target.name == "0001_16.png":
+            raise Cut
+        os.rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(Cut):
+            load("omniglot")
+    for archive in home.glob("*.zip"):
+        archive.rename(root / f"{archive.name}.away")
+    with pytest.raises(
+        DataError, match=r"is not complete: moving files there was interrupted.*drcl data fetch omniglot"
+    ):
+        load("omniglot")
+    for archive in root.glob("*.away"):
+        archive.rename(home / archive.stem)
+    data = load("omniglot")
+    assert (len(data.train), len(data.test)) == (4, 2)
+    assert not (home / MARK).exists()

@@ -37,7 +37,7 @@ def test_a_data_set_passes_as_it_is():
         ({"labels": np.full((4, 2), 3)}, r"mine test has attributes \(4, 2\) that are not 0 or 1 for each of 2 names"),
         ({"labels": np.ones((4, 2), np.int64)}, r"mine: test has other kinds of labels than train"),
         ({"images": np.zeros((4, 1, 3, 5), np.uint8)}, r"train images are \(1, 3, 3\) but test images \(1, 3, 5\)"),
-        ({"groups": np.arange(3)}, r"mine test has groups int64 \(3,\); wanted one whole number an image"),
+        ({"groups": np.arange(3)}, r"mine test has groups int64 \(3,\); wanted one whole number per image"),
     ],
 )
 def test_what_is_no_data_set_is_refused_by_its_part(change, sentence):

@@ -87,14 +87,31 @@ def test_the_preset_is_the_paper_with_the_learning_rate_of_the_run():
         ("normalise", "share"),
     ],
 )
-def test_what_a_preset_fixes_is_refused_beside_it(name, value):
-    with pytest.raises(ValueError, match=f"^{name}={value!r} beside preset='paper', which stands for {name}="):
-        DouglasRachford(preset="paper", **{name: value})
-    DouglasRachford(preset="paper", **{name: PAPER[name]})
+def test_what_is_given_beside_a_preset_wins(name, value):
+    made = DouglasRachford(preset="paper", **{name: value})
+    assert {key: getattr(made, key) for key in PAPER} == PAPER | {name: value}
+
+
+@pytest.mark.parametrize("method", ["drcl", "drcl-kronecker"])
+@pytest.mark.parametrize("given", [{}, {"strength": 0.01}, {"iterations": 1, "momentum": 0.5}, {"momentum": "none"}])
+def test_a_config_with_a_preset_is_read_back_as_it_was(method, given, tmp_path):
+    config = RunConfig.make("digits-split", method, 0, {"preset": "paper", **given})
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    again = RunConfig.from_toml(tmp_path / "config.toml")
+    assert again.key() == config.key()
+    wanted = PAPER | {key: value for key, value in given.items() if value != "none"}
+    assert again.resolved().method_options.items() >= wanted.items()
+
+
+def test_the_preset_has_the_papers_rate_from_the_second_task_on():
+    assert RunConfig.make("digits-split", "drcl", 0, {"preset": "paper"}).make_training().later_lr == 5e-3
+    given = RunConfig.make("digits-split", "drcl", 0, {"preset": "paper", "later_lr": 0.02})
+    assert given.make_training().later_lr == 0.02
+    assert RunConfig.make("digits-split", "drcl", 0, {}).make_training().later_lr is None
 
 
 def test_a_preset_takes_no_adam_and_no_unknown_name():
-    with pytest.raises(ValueError, match="preset=paper is of plain SGD; take optimizer=sgd, not adam"):
+    with pytest.raises(ValueError, match="preset=paper works only with plain SGD; use optimizer=sgd, not adam"):
         Walk(DouglasRachford(preset="paper"), toy_stream(tasks=1), optimizer="adam")
     with pytest.raises(ValueError, match="preset='papers' is unknown"):
         DouglasRachford(preset="papers")

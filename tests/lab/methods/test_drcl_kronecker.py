@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tests.lab.methods.loop import Walk, assert_same_weights, toy_stream
+from tests.lab.training.toys import learner, stream
 
 from drcl import Kronecker
 from drcl.lab import methods
@@ -43,3 +46,21 @@ def test_it_has_every_option_of_drcl_and_no_importance_but_its_own():
 
     Walk(made, toy_stream(tasks=2), epochs=1).run(after_task=after_task)
     assert torch.equal(before[0], before[1])
+
+
+def test_the_share_of_directions_held_is_recorded_with_every_task_but_the_first():
+    """All of them with an infinite strength; most with a share to hold, whatever single weights do; none known else."""
+    shares = {}
+    for name, options in {
+        "all": {"strength": float("inf"), "damping": 1.0},
+        "most": {"stable": 0.8, "prox": "l1"},
+    }.items():
+        made = learner(methods.get("drcl-kronecker")(samples=None, **options), on=stream(tasks=2))
+        made.run()
+        first, shares[name] = made.diary.values["directions_held"]
+        assert math.isnan(first)
+    assert shares["all"] == 1.0
+    assert 0.7 < shares["most"] < 1.0
+    other = learner(methods.get("drcl")(samples=None), on=stream(tasks=2))
+    other.run()
+    assert all(math.isnan(share) for share in other.diary.values["directions_held"])

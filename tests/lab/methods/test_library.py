@@ -31,7 +31,7 @@ class Toy(Method):
 def test_they_stand_where_they_are_put_and_what_the_class_declares_wins():
     assert [f.name for f in fields(Toy)] == ["first", "strength", "splitting", "second", "rank"]
     found = options.hints(Toy)
-    assert found["strength"] is float
+    assert found["strength"] == float | Literal["auto"]
     assert options.words(found["splitting"]) == "one of douglas-rachford, forward-backward, implicit"
     assert options.words(found["rank"]) == "one of own"
     assert (Toy().strength, Toy().splitting, Toy().rank) == (7.0, "forward-backward", "own")

@@ -67,6 +67,7 @@ KEPT: dict[tuple[str, str], Callable[[Size], int]] = {
     ("drcl", "forward-backward"): lambda n: 4 * 2 * n.P,  # anchor, importance
     ("drcl", "douglas-rachford"): lambda n: 4 * 3 * n.P,  # and z
     # anchor, importance of each weight and of each direction; of both sides of a layer factor and eigenvectors
+    ("drcl-auto", ""): lambda n: 4 * (3 * n.P + sum(2 * (d + 1) ** 2 + 2 * u**2 for d, u in n.layers)),
     ("drcl-kronecker", ""): lambda n: 4 * (3 * n.P + sum(2 * (d + 1) ** 2 + 2 * u**2 for d, u in n.layers)),
     # anchor; the factors of both sides of a layer
     ("kf-laplace", "summed"): lambda n: 4 * (n.P + sum((d + 1) ** 2 + u**2 for d, u in n.layers)),
@@ -100,7 +101,10 @@ BASES = {"gpm", "sgp", "became", "trgp", "cuber"}  # below: what they keep depen
 OPTIONS = {
     **{"agem": {"per_class": 5}, **{name: {"memory": 20} for name in ("er", "star", "der++", "pocl")}},
     **{"mesu": {"samples": 1}, "evcl": {"fisher_samples": 4}},
-    **{key: {"samples": 4} for key in ("ewc", "mas", "drcl", "drcl-kronecker", "kf-laplace", "ncl", "r-ewc", "owm")},
+    **{
+        key: {"samples": 4}
+        for key in ("ewc", "mas", "drcl", "drcl-auto", "drcl-kronecker", "kf-laplace", "ncl", "r-ewc", "owm")
+    },
 }
 FORMS = {"drcl": "splitting", "r-ewc": "convolutions"}  # which option is meant above; else "kind"
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from tests.lab.networks.toys import statistics, stream, train_task
 from torch import nn
 
+from drcl import DRCL
 from drcl.lab import networks
-from drcl.lab.networks.norms import PerTaskBatchNorm, judging, make_norm, select_task, settled
+from drcl.lab.networks.norms import BatchNorm, NormPolicy, PerTaskBatchNorm, judging, make_norm, select_task, settled
+from drcl.norms import POLICIES
 
 
 @pytest.mark.parametrize("kind", ["cnn", "mlp"])
@@ -118,7 +122,7 @@ def test_a_batch_of_one_image_is_refused_in_our_words(policy):
     layer(torch.randn(1, 4, 3, 3))  # a map has more than one value a channel
     make_norm("group", 64).train()(torch.randn(1, 64))
     if policy == "frozen":
-        layer.freeze()
+        layer.end_task()
         layer(torch.randn(1, 4))
 
 
@@ -142,3 +146,40 @@ def test_bad_arguments_are_named():
         make_norm("per-task", 4, tasks=0)
     with pytest.raises(IndexError, match="task 2: there are statistics for 2 tasks"):
         select_task(make_norm("per-task", 4, tasks=2), 2)
+
+
+def test_the_names_are_those_of_the_library():
+    assert set(POLICIES) <= set(get_args(NormPolicy))
+    assert get_args(NormPolicy)[len(POLICIES) :] == ("batch", "group")  # layers without running statistics
+
+
+def test_averaged_layers_are_the_librarys_own():
+    """The same two tasks with the network's policy and with the optimizer's, bit for bit; also from a checkpoint."""
+    tasks = stream("domain")
+    ours = networks.build({"kind": "mlp", "norm": "averaged"}, tasks)
+    theirs = networks.build({"kind": "mlp", "norm": "shared"}, tasks)
+    optimizer = DRCL(theirs.named_parameters(), lr=0.05, strength=0.0, norms="averaged")
+    train_task(ours, tasks[0])
+    train_task(theirs, tasks[0])
+    optimizer.consolidate(theirs, list(tasks[0].train.batches(8)))
+    restored = networks.build({"kind": "mlp", "norm": "averaged"}, tasks)
+    restored.load_state_dict(ours.state_dict())
+    for network in (ours, theirs, restored):
+        train_task(network, tasks[1], scale=5.0)
+    found = [{n: v for n, v in statistics(network).items() if "running" in n} for network in (ours, theirs, restored)]
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name])
+        assert torch.equal(value, found[2][name])
+
+
+def test_the_network_decides_with_drcl_too():
+    """A frozen layer stays frozen, and a shared one shared, whatever the library's default."""
+    tasks = stream("domain")
+    for policy in ("frozen", "shared"):
+        network = networks.build({"kind": "mlp", "norm": policy}, tasks)
+        train_task(network, tasks[0])
+        layer = next(m for m in network.modules() if isinstance(m, BatchNorm))
+        optimizer = DRCL(network.named_parameters(), norms="shared")
+        optimizer.consolidate(network, list(tasks[0].train.batches(8)))
+        network.train()
+        assert layer.training == (policy == "shared")

@@ -110,11 +110,35 @@ class Browser:
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._note(self._receive("the page to load"))
 
-    def evaluate(self, expression: str) -> Any:
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+    def evaluate(self, expression: str, wait: bool = False) -> Any:
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=wait)
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
+
+    def _middle(self, selector: str) -> dict[str, float]:
+        """Where the first such element is, once it has been scrolled into the window."""
+        found = self.evaluate(
+            f"(e => {{ e.scrollIntoView({{block: 'center', behavior: 'instant'}}); const r = e.getBoundingClientRect();"
+            f" return {{x: r.left + r.width / 2, y: r.top + r.height / 2}}; }})"
+            f"(document.querySelector({json.dumps(selector)}))"
+        )
+        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))", wait=True)
+        return found
+
+    def point(self, selector: str) -> None:
+        """Move the mouse onto the first element of this selector."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", **self._middle(selector))
+
+    def click(self, selector: str) -> None:
+        at = self._middle(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
+
+    def tap(self, selector: str) -> None:
+        at = self._middle(selector)
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[at])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def screenshot(self, path: Path, whole: bool = True) -> Path:
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]

@@ -30,8 +30,13 @@ class Outline(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if "style" not in self.open:
+        if not {"style", "script"} & set(self.open):
             self.words.append(data)
+
+    @property
+    def pictures(self) -> list[dict[str, str | None]]:
+        """The attributes of each figure; the markers beside names are not among them."""
+        return [attributes for tag, attributes in self.tags if tag == "svg" and attributes.get("class") != "chip"]
 
     @property
     def text(self) -> str:

@@ -105,3 +105,14 @@ def test_markup_in_a_name_is_only_text(tmp_path):
     console.print(summary_table(runs))
     assert "[bold red]x[/]" in console.export_text()
     assert "[bold red]x[/]" in render(rows(runs), "text")
+
+
+@pytest.mark.parametrize("format", ["text", "markdown", "csv", "latex"])
+def test_no_escape_sequence_of_a_name_reaches_a_terminal(two_methods, format):
+    write_run(
+        two_methods, "a\x1b]0;owned\x07b\r\x9b2J", 0, name="c\x1b[2Jd", R=final(0.1, 0.2), options={"x": "\x1b[1m"}
+    )
+    write_run(two_methods, "sgd", 9, name="e\x1b[2Jf", done=1)
+    text = render(rows(read.find([two_methods])), format)
+    assert not set(text) & set("\x1b\x07\r\x9b\x00")
+    assert "\\x1b" in text or "textbackslash" in text

@@ -18,7 +18,8 @@ from drcl.lab.runs import read
 def test_the_page_is_one_file_that_needs_nothing_else(written):
     outline = Outline(written.read_text(encoding="utf-8"))
     assert outline.open == []
-    assert not {tag for tag, _ in outline.tags} & {"script", "link", "iframe", "object", "embed"}
+    assert not {tag for tag, _ in outline.tags} & {"link", "iframe", "object", "embed"}
+    assert [attributes for tag, attributes in outline.tags if tag == "script"] == [{}]  # one, and it is on the page
     for tag, attributes in outline.tags:
         for name in ("src", "href"):
             value = attributes.get(name)
@@ -62,7 +63,8 @@ def test_names_are_text_and_never_markup(tmp_path):
     (path / "environment.json").write_text(json.dumps(environment))
     html = page(read.find([tmp_path]), title="<script>alert(4)</script>", command="<u>c</u>")
     outline = Outline(html)
-    assert not {tag for tag, _ in outline.tags} & {"script", "img", "u", "b2"}
+    assert not {tag for tag, _ in outline.tags} & {"img", "u", "b2"}
+    assert sum(tag == "script" for tag, _ in outline.tags) == 1
     assert evil in outline.text
     assert "<script>alert(4)</script>" in outline.text
 
@@ -98,7 +100,7 @@ def test_runs_without_cost_or_drift_still_make_a_page(tmp_path):
     (path / "drift.csv").unlink()
     outline = Outline(page(read.find([tmp_path])))
     assert "cost.json is missing" in outline.text
-    assert sum(tag == "svg" for tag, _ in outline.tags) == 3  # accuracy, forgetting, matrix
+    assert len(outline.pictures) == 3  # accuracy, forgetting, matrix
 
 
 def test_writing_replaces_the_old_page_or_leaves_it(tmp_path, monkeypatch):
@@ -228,3 +230,61 @@ def test_the_browser_would_notice(chrome, tmp_path):
     assert seen["pictures"] == [[0, 0]]
     assert len(chrome.requests) == 2
     chrome.errors.clear()
+
+
+@pytest.mark.parametrize("broken", ["failed", "unfinished", "damaged"])
+def test_a_grid_value_that_failed_on_every_seed_is_listed_as_broken(tmp_path, broken):
+    """What is left of a grid keeps its names: one value of two is still told apart."""
+    for seed in range(2):
+        write_run(tmp_path, "ewc", seed, name=f"good{seed}", options={"lam": 1.0}, tasks=3)
+        bad = write_run(tmp_path, "ewc", seed, name=f"bad{seed}", options={"lam": 10.0}, tasks=3)
+        if broken == "failed":
+            (bad / "result.json").write_text(json.dumps({"finished": False, "error": "the loss became NaN"}))
+        elif broken == "unfinished":
+            (bad / "result.json").unlink()
+        else:
+            (bad / "digests.json").write_text("{}")
+    write_run(tmp_path, "sgd", 0, tasks=3)
+    html = page(read.find([tmp_path]))
+    text = Outline(html).text
+    assert "ewc (lam=1.0)" in text
+    assert {"failed": "the loss became NaN", "unfinished": "unfinished", "damaged": "broken: digests.json"}[
+        broken
+    ] in text
+    assert "bad1" in text
+    assert html.count("<svg") > 5
+
+
+PLACES = ["method", "benchmark", "option", "layer", "folder", "environment", "error"]
+EVIL = ["\x00", "\x1b[31m", "\x08", "\x85", "\x9b2J", "\ud800", "\uffff", "\u202e"]
+NO_FOLDER = ("\x00", "\ud800")  # no folder has such a name
+
+
+@pytest.mark.parametrize(
+    ("where", "evil"),
+    [(where, evil) for where in PLACES for evil in EVIL if where != "folder" or evil not in NO_FOLDER],
+)
+def test_control_characters_are_shown_and_break_nothing(tmp_path, where, evil):
+    name = f"a{evil}b"
+    quoted = json.dumps(name)  # TOML and JSON agree on this
+    given = {"method": "ewc", "benchmark": "digits"} | ({where: "MARK"} if where in ("method", "benchmark") else {})
+    options = {"lam": "MARK"} if where == "option" else {}
+    path = write_run(tmp_path, seed=0, tasks=3, name=name if where == "folder" else "run", options=options, **given)
+    write_run(tmp_path, "ewc", 1, tasks=3, benchmark=given["benchmark"], options={"lam": 2.0})
+    config = path / "config.toml"
+    raw = config.read_text()
+    if evil == "\ud800":
+        config.write_bytes(raw.replace("MARK", name).encode("utf-8", "surrogatepass"))  # not UTF-8, as on a bad disk
+    else:
+        config.write_text(raw.replace('"MARK"', quoted))
+    if where == "layer":
+        drift = path / "drift.csv"
+        drift.write_bytes(drift.read_bytes().replace(b"hidden.0.weight", name.encode("utf-8", "surrogatepass")))
+    if where == "environment":
+        (path / "environment.json").write_text(json.dumps({"machine": {name: name}}))
+    if where == "error":
+        (path / "result.json").write_text(json.dumps({"finished": False, "error": name}))
+    html = page(read.find([tmp_path]))
+    html.encode()
+    assert evil not in html
+    assert "digits" in Outline(html).text or where == "benchmark"

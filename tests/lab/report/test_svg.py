@@ -16,7 +16,7 @@ def test_inline_svg_names_its_colours_and_keeps_its_ids_apart(small):
     assert root.find("desc").text == 'with "words" & more'
     assert root.attrib["role"] == "img"
     assert "var(--amber)" in svg
-    assert style._OWN["sgd"].light not in svg
+    assert style.OWN["sgd"].light not in svg
     ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
     assert len(ids) == len(set(ids))
     assert all(name.startswith("one-") for name in ids)

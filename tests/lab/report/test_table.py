@@ -126,7 +126,7 @@ def test_a_value_known_for_some_seeds_only_is_told(tmp_path):
     (path / "cost.json").unlink()
     (row,) = rows(read.find([tmp_path]))
     assert row.values["learning_seconds"].n == 1
-    assert "sgd: time is known for 1 of 2 seeds only" in row.notes
+    assert "sgd: time is known only for 1 of 2 seeds" in row.notes
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -74,3 +76,26 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
             replace_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["f.json"]
+
+
+def test_a_removal_that_is_cut_off_leaves_nothing_that_looks_like_a_checkpoint(tmp_path, monkeypatch):
+    kept = Checkpoints(tmp_path / "checkpoint")
+    for value in range(2):
+        kept.save({"value": value})
+
+    class Cut(BaseException):
+        pass
+
+    def half(path, **_):
+        if path.exists():
+            (path / "state.json").unlink()
+            raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half)
+        with pytest.raises(Cut):
+            kept.keep_last()
+    assert kept.numbers() == [1]
+    assert kept.read(1) == {"value": 1}
+    kept.keep_last()
+    assert [path.name for path in kept.folder.iterdir()] == ["00000001"]

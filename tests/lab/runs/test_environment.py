@@ -7,6 +7,7 @@ import platform
 import subprocess
 
 import numpy as np
+import pytest
 import torch
 
 import drcl
@@ -51,3 +52,8 @@ def test_the_commit_of_the_source_and_whether_it_was_changed(tmp_path):
     file.write_text("a = 2\n")
     again = environment._git(folder)
     assert again == {"commit": found["commit"], "dirty": True}
+
+
+@pytest.mark.parametrize("before", [{}, {"plugins": None}, {"plugins": [1]}, {"plugins": "x"}])
+def test_a_damaged_environment_has_no_plugins_to_compare(before):
+    assert environment.changed_plugins(before, {"plugins": {"a.py": {"sha256": "1"}}}) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,12 @@ from safetensors.torch import load_file
 
 import drcl
 from drcl.lab import methods
+from drcl.lab.data.errors import MissingData
 from drcl.lab.data.lock import locked
 from drcl.lab.runs import checkpoint
 from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.execute import RunError, execute
+from drcl.lab.runs.files import RECORDS
 from drcl.lab.runs.read import Run
 from drcl.lab.training.events import Event
 from drcl.lab.training.learner import Diverged
@@ -38,7 +41,10 @@ def small(method: str = "sgd", benchmark: str = "digits-split", **more) -> RunCo
 
 def outcome(directory: Path) -> dict[str, bytes]:
     """What must not depend on how often a run was cut."""
-    return {name: (directory / name).read_bytes() for name in ("accuracy.csv", "drift.csv", "model.safetensors")}
+    files = ("accuracy.csv", "drift.csv", "model.safetensors", *(f"{name}.csv" for name in RECORDS))
+    found = {name: (directory / name).read_bytes() for name in files if (directory / name).exists()}
+    per_task = json.loads((directory / "result.json").read_text())["per_task"]
+    return found | {"per_task": json.dumps(per_task | {"seconds": None}).encode()}
 
 
 def curve(directory: Path) -> bytes:
@@ -261,6 +267,19 @@ def test_a_full_disk_leaves_the_previous_checkpoint_and_the_run(whole, tmp_path,
     assert outcome(tmp_path / "cut") | {"curve": curve(tmp_path / "cut")} == whole(config)
 
 
+def test_what_a_killed_process_had_begun_is_cleared_away(tmp_path):
+    """A draft under its own name, and the checkpoints of a run that was killed right after its result was written."""
+    config = small("sgd", checkpoint_every=2)
+    directory = tmp_path / "run"
+    execute(config, directory)
+    (directory / ".model.safetensors-4711").write_bytes(b"half")
+    (directory / ".config.toml-1").write_bytes(b"")
+    shutil.copytree(directory / "checkpoint" / "00000007", directory / "checkpoint" / "00000008")
+    execute(config, directory)
+    assert not list(directory.glob(".*-*"))
+    assert [p.name for p in (directory / "checkpoint").iterdir()] == ["00000008"]
+
+
 def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch):
     config = small()
     first = execute(config, tmp_path / "run")
@@ -270,6 +289,77 @@ def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch):
     monkeypatch.setattr(learner.Learner, "run", lambda self: pytest.fail("it was run again"))
     assert execute(config, tmp_path / "run") == first == json.loads((tmp_path / "run" / "result.json").read_text())
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").iterdir() if p.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "drift.csv", "curve.csv", "accuracy.csv", "result.json"])
+@pytest.mark.parametrize("harm", ["flipped", "gone"])
+def test_a_finished_run_with_a_damaged_file_is_run_again_and_says_so(name, harm, tmp_path):
+    config = small("drcl")
+    execute(config, tmp_path / "run")
+    before = outcome(tmp_path / "run") | {"curve": curve(tmp_path / "run")}
+    victim = tmp_path / "run" / name
+    data = bytearray(victim.read_bytes())
+    data[-12] ^= 1
+    victim.unlink() if harm == "gone" else victim.write_bytes(data)
+    assert not Run.read(tmp_path / "run").finished
+    if (name, harm) == ("result.json", "gone"):  # as after a kill just before the end
+        execute(config, tmp_path / "run")
+    else:
+        with pytest.warns(RuntimeWarning, match=f"was finished, but {name} is .*run again"):
+            execute(config, tmp_path / "run")
+    assert outcome(tmp_path / "run") | {"curve": curve(tmp_path / "run")} == before
+    assert Run.read(tmp_path / "run").finished
+
+
+def test_a_model_is_mended_from_the_checkpoint_without_training(tmp_path, monkeypatch):
+    config = small("drcl")
+    execute(config, tmp_path / "run")
+    before = outcome(tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"")
+    from drcl.lab.training import step as steps
+
+    monkeypatch.setattr(steps.Step, "__call__", lambda self, batch: pytest.fail("it was trained again"))
+    with pytest.warns(RuntimeWarning, match="run again"):
+        execute(config, tmp_path / "run")
+    assert outcome(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("harm", ["flipped", "gone"])
+def test_a_run_whose_config_is_not_its_own_is_refused(harm, tmp_path):
+    execute(small(), tmp_path / "run")
+    path = tmp_path / "run" / "config.toml"
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_text(path.read_text().replace("seed = 3", "seed = 4"))
+    with pytest.raises(RunError, match=r"config.toml is .*put the file back"):
+        execute(small(), tmp_path / "run")
+
+
+def test_killed_between_the_digests_and_the_result_it_is_not_finished(tmp_path, monkeypatch):
+    from drcl.lab.runs import digests
+
+    original = digests.replace_whole
+
+    def killed(path, data):
+        if path.name == "result.json":
+            raise Cut
+        original(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(digests, "replace_whole", killed)
+        with pytest.raises(Cut):
+            execute(small(), tmp_path / "run")
+    assert not Run.read(tmp_path / "run").finished
+    execute(small(), tmp_path / "run")
+    assert Run.read(tmp_path / "run").finished
+
+
+def test_missing_data_leave_no_folder_behind(tmp_path):
+    config = RunConfig.make("mnist-split", "sgd", 0)
+    with pytest.raises(MissingData, match="mnist is not in"):
+        execute(config, tmp_path / "runs" / "one", data_root=tmp_path / "nothing")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_second_process_is_told_and_leaves(tmp_path):
@@ -386,3 +476,19 @@ def test_joint_has_a_last_row_only(tmp_path):
     assert result["backward_transfer"] is None
     assert "not measured" in result["undefined"]["backward_transfer"]
     assert Run.read(tmp_path / "run").finished
+
+
+def test_the_page_on_the_directory_names_every_file_column_and_field(tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "run-directory.md").read_text(encoding="utf-8")
+    execute(small("drcl", splitting="douglas-rachford", iterations=2), tmp_path / "run")
+    online = {"tasks": 2, "steps": 6, "batch": 4, "model.hidden": [8], "step_norms": True}
+    execute(RunConfig.make("mnist-inputs", "sgd", 0, {"data": "digits", **online}), tmp_path / "online")
+    for run in (tmp_path / "run", tmp_path / "online"):
+        for path in run.iterdir():
+            assert path.name == ".lock" or f"`{path.name}" in page
+            if path.suffix == ".csv" and path.stem not in ("accuracy", "changes"):
+                columns = path.read_text().splitlines()[0].split(",")
+                assert all(f"`{column}`" in page for column in columns)
+        result = json.loads((run / "result.json").read_text())
+        told = [*result, *result["per_task"], *json.loads((run / "cost.json").read_text())]
+        assert [key for key in told if f"`{key}`" not in page and key != "online_accuracy_by_task"] == []

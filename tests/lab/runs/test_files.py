@@ -10,8 +10,11 @@ import pytest
 from tests.lab.report.fake_runs import write_run
 
 from drcl.lab.runs import files
+from drcl.lab.runs.files import RECORDS, read_records, record_cells, record_fields, to_record
 from drcl.lab.runs.read import Run
-from drcl.lab.training.rows import CurvePoint, DriftRow
+from drcl.lab.runs.write import Table
+from drcl.lab.training.changes import BINS
+from drcl.lab.training.rows import ChangeRow, CurvePoint, DriftRow, IterationRow, LossPoint, StepRow, UpdateRow
 
 R = np.array([[0.9, math.nan], [0.7, 0.8]])
 
@@ -119,3 +122,73 @@ def test_a_file_that_is_not_there_is_empty_and_only_missed_where_it_is_needed(tm
 def test_only_numbers_are_numbers(value, number):
     found = files.number(value)
     assert math.isnan(found) if number is None else found == number
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        LossPoint(1, 2, 30, 0.5, math.inf),
+        StepRow(1, 0, 11, 0.1, 0.2, 0.05, 0.75, 0.01, 5.0),
+        IterationRow(2, 3, 1e-9),
+        UpdateRow(0, 99, -1e-4, 0.0),
+        ChangeRow(3, "fc1", 10, 4, (1, 2, 3) + (0,) * (BINS - 3)),
+    ],
+    ids=lambda row: type(row).__name__,
+)
+def test_a_record_is_read_as_it_was_written(tmp_path, row):
+    name, kind = next((name, kind) for name, kind in RECORDS.items() if isinstance(row, kind))
+    table = Table(tmp_path / f"{name}.csv", record_fields(kind))
+    table.append([record_cells(row)])
+    problems: list[str] = []
+    assert read_records(table.path, record_fields(kind), to_record(kind), True, problems) == [row]
+    assert problems == []
+
+
+def test_what_was_not_measured_is_an_empty_cell():
+    row = StepRow(0, 0, 4, 0.1, *[math.nan] * 5)
+    cells = record_cells(row)
+    assert cells == [0, 0, 4, "0.1", "", "", "", "", ""]
+    again = to_record(StepRow)([str(cell) for cell in cells])
+    assert math.isnan(again.proposed)
+    assert again.step_norm == 0.1
+
+
+def test_a_histogram_whose_bins_do_not_add_up_is_refused():
+    with pytest.raises(ValueError, match="do not add up to 10"):
+        to_record(ChangeRow)(["0", "fc1", "10", "4", "1", *["0"] * (BINS - 1)])
+
+
+@pytest.mark.parametrize("file", ["config.toml", "result.json", "cost.json", "environment.json"])
+@pytest.mark.parametrize("depth", [60, 900, 100_000])
+def test_tables_within_tables_are_told_and_not_followed(tmp_path, file, depth):
+    path = write_run(tmp_path, R=R)
+    nested = "[" * depth + "]" * depth
+    (path / file).write_text(f"a = {nested}" if file.endswith("toml") else '{"a": ' + nested + "}")
+    run = Run.read(path)
+    assert any(sentence.startswith(f"{file} is damaged (it is nested") for sentence in run.problems)
+
+
+def test_numbers_no_run_has_are_told_and_allocate_nothing(tmp_path):
+    path = write_run(tmp_path, R=R)
+    with (path / "drift.csv").open("a") as file:
+        file.write("1000000000000,x,10,0.5,1,1,1\n-1,x,10,0.5,1,1,1\n1,x,-5,0.5,1,1,1\n")
+    with (path / "curve.csv").open("a") as file:
+        file.write("1000000000000,0,1,0.5,\n")
+    run = Run.read(path)
+    assert len(run.problems) == 4
+    assert all("is damaged" in sentence for sentence in run.problems)
+    (path / "accuracy.csv").write_text("task," + ",".join(map(str, range(100_000))) + "\n")
+    assert any("it has 100000 tasks" in sentence for sentence in Run.read(path).problems)
+    (path / "drift.csv").write_text("task,layer\n0," + "x" * 200_000 + "\n")
+    assert any(sentence.startswith("drift.csv is damaged") for sentence in Run.read(path).problems)
+
+
+@pytest.mark.parametrize("value", [10**400, math.inf, math.nan, True, "1", None, [1]])
+def test_what_is_no_finite_number_is_not_known(value):
+    assert math.isnan(files.number(value))
+
+
+@pytest.mark.parametrize("task", ["-1", "1e3", "99999999999"])
+def test_a_record_of_a_task_no_run_has_is_refused(task):
+    with pytest.raises(ValueError, match=r"task|invalid literal"):
+        to_record(IterationRow)([task, "1", "0.5"])

@@ -181,7 +181,7 @@ def test_long_streams_are_not_slow():
 def test_one_task_has_no_past():
     assert metrics.average_accuracy([[0.7]]) == pytest.approx(0.7)
     for measure in (metrics.backward_transfer, metrics.forgetting):
-        assert "one task only" in measure([[0.7]]).reason
+        assert "only one task" in measure([[0.7]]).reason
 
 
 @pytest.mark.parametrize("bad", [[], [[]], [0.1, 0.2], [[0.1, 0.2]]])

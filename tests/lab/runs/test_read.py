@@ -9,6 +9,7 @@ from tests.lab.report.fake_runs import write_matrix, write_run, write_runs
 
 from drcl.lab.runs import read
 from drcl.lab.runs.read import Run
+from drcl.lab.runs.verify import verify
 
 R = np.array([[0.9, math.nan], [0.7, 0.8]])
 
@@ -83,7 +84,7 @@ def test_finished_without_its_last_row_is_not_finished(tmp_path):
     write_matrix(path / "accuracy.csv", R, rows=1)
     run = Run.read(path)
     assert not run.finished
-    assert run.status == "its accuracy matrix is incomplete"
+    assert run.status == "broken: its accuracy matrix is incomplete"
 
 
 def test_missing_costs_are_told(tmp_path):
@@ -126,3 +127,28 @@ def test_a_run_without_config_is_found_and_called_unreadable(tmp_path):
     (run,) = read.find([tmp_path])
     assert run.status == "unreadable"
     assert "it is not known what was run" in run.problems[0]
+
+
+def test_an_empty_config_is_told(tmp_path):
+    path = write_run(tmp_path, done=1)
+    (path / "config.toml").write_text("")
+    run = Run.read(path)
+    assert "config.toml does not say which method was run" in run.problems
+    assert run.status == "unreadable"
+    assert verify(run).state == "damaged"
+
+
+def test_one_run_that_breaks_the_reader_is_listed_and_the_others_are_read(tmp_path, monkeypatch):
+    write_runs(tmp_path, ("sgd",))
+    original = Run.read.__func__
+
+    def fails(cls, path):
+        if path.name.endswith("1"):
+            raise ZeroDivisionError("\x1b[31mred")
+        return original(cls, path)
+
+    monkeypatch.setattr(Run, "read", classmethod(fails))
+    broken, good = sorted(read.find([tmp_path]), key=lambda run: run.readable)
+    assert good.finished
+    assert broken.status == "unreadable"
+    assert broken.problems == ("cannot be read (\\x1b[31mred)",)

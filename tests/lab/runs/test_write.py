@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 
@@ -25,24 +26,35 @@ def state(matrix: list[list[float]]):
 
 def test_a_table_has_its_header_once_and_grows(tmp_path):
     table = Table(tmp_path / "t.csv", ["a", "b"])
-    assert table.mark() == 0
+    assert table.mark() == {"length": 0, "sha256": hashlib.sha256(b"").hexdigest()}
     table.append([[1, "x,y"]])
     table.append([[2, ""], [3, "z"]])
     assert table.path.read_text() == 'a,b\n1,"x,y"\n2,\n3,z\n'
-    assert table.mark() == table.path.stat().st_size
+    written = table.path.read_bytes()
+    assert table.mark() == {"length": len(written), "sha256": hashlib.sha256(written).hexdigest()}
 
 
-def test_a_table_is_cut_back_and_says_when_it_has_lost_lines(tmp_path):
+def test_a_table_is_cut_back_and_says_when_it_has_lost_or_changed_lines(tmp_path):
     table = Table(tmp_path / "t.csv", ["a"])
-    assert table.cut(0)
-    assert not table.cut(5)
+    none = table.mark()
+    assert table.wrong(none) == ""
+    assert table.wrong(5).endswith("is missing")
     table.append([[1]])
-    length = table.mark()
+    mark = table.mark()
     table.append([[2]])
-    assert table.cut(length)
+    assert table.wrong(mark) == ""
+    table.cut(mark)
     assert table.path.read_text() == "a\n1\n"
-    assert not table.cut(length + 1)
-    assert table.path.read_text() == "a\n1\n"
+    assert table.mark() == mark
+    table.append([[3]])
+    assert table.mark()["sha256"] == hashlib.sha256(b"a\n1\n3\n").hexdigest()
+    assert table.wrong(mark["length"]) == ""  # earlier versions knew the length only
+    table.path.write_text("a\n9\n3\n")
+    assert table.wrong(mark).endswith("has been changed")
+    table.path.write_text("a\n1")
+    assert table.wrong(mark).endswith("has lost lines")
+    table.cut(none)
+    assert not table.path.exists()
 
 
 def test_rows_are_written_as_they_come(tmp_path):
@@ -100,18 +112,56 @@ def test_without_a_checkpoint_everything_begins_again(tmp_path):
     assert not (tmp_path / "accuracy.csv").exists()
 
 
-def test_lost_lines_are_told_and_the_matrix_is_made_good(tmp_path):
+def stopped(tmp_path) -> None:
+    """A run with two checkpoints and a curve point in each."""
     made = records(tmp_path)
     made.row(0, [0.5, math.nan])
-    made.curve(CurvePoint(0, 0, 1, 2.0, math.nan))
+    for k in range(2):
+        made.curve(CurvePoint(0, 0, k, 2.0, math.nan))
+        made.save(state([[0.5, math.nan], [math.nan, float(k)]]))
+
+
+@pytest.mark.parametrize("text", ["task,0,1\n", "task,0,1\n0,0.6,\n", ""])
+def test_a_damaged_matrix_is_made_good_from_the_checkpoint(tmp_path, text):
+    made = records(tmp_path)
+    made.row(0, [0.5, math.nan])
     made.save(state([[0.5, math.nan], [math.nan, math.nan]]))
-    (tmp_path / "accuracy.csv").write_text("task,0,1\n")
-    (tmp_path / "curve.csv").write_text("task")
+    (tmp_path / "accuracy.csv").write_text(text)
     said: list[str] = []
     assert records(tmp_path, tell=said.append).load("cpu") is not None
-    assert len(said) == 2
-    assert all("has lost lines" in sentence for sentence in said)
+    assert len(said) == 1
+    assert said[0].endswith("it is written again from the checkpoint")
     assert (tmp_path / "accuracy.csv").read_text() == "task,0,1\n0,0.5,\n"
+
+
+def test_a_row_that_was_changed_leads_back_to_the_checkpoint_before_it(tmp_path):
+    stopped(tmp_path)
+    path = tmp_path / "curve.csv"
+    path.write_text(path.read_text().replace("0,0,1,2.0", "0,0,1,3.0"))
+    said: list[str] = []
+    found = records(tmp_path, tell=said.append).load("cpu")
+    assert found is not None
+    assert found["matrix"][1][1] == 0.0  # the first of the two
+    assert len(said) == 1
+    assert "curve.csv has been changed" in said[0]
+    assert "the one before it is used" in said[0]
+    assert path.read_text().splitlines()[1:] == ["0,0,0,2.0,"]
+
+
+@pytest.mark.parametrize("harm", ["changed", "cut", "gone"])
+def test_rows_that_no_checkpoint_can_bring_back_are_made_again_from_the_start(tmp_path, harm):
+    stopped(tmp_path)
+    path = tmp_path / "curve.csv"
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_text("task" if harm == "cut" else path.read_text().replace("0,0,0,2.0", "0,0,0,3.0"))
+    said: list[str] = []
+    assert records(tmp_path, tell=said.append).load("cpu") is None
+    assert len(said) == 2
+    assert "the run starts again" in said[1]
+    assert not path.exists()
+    assert not (tmp_path / "accuracy.csv").exists()
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-300, 1.0])

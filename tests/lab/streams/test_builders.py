@@ -55,7 +55,7 @@ def test_leftover_classes_are_left_out_and_groups_are_kept_together():
         ({"classes_per_task": 2, "scenario": "tasks"}, "scenario"),
         ({"classes_per_task": 2, "valid": 1.0}, "valid=1.0"),
         ({"classes_per_task": 2, "limit_per_class": 0}, "limit_per_class=0"),
-        ({"groups": [[0, 1], [2]], "scenario": "domain"}, "as many classes"),
+        ({"groups": [[0, 1], [2]], "scenario": "domain"}, "the same number of classes"),
     ],
 )
 def test_bad_arguments_are_named(how, word):
@@ -208,5 +208,5 @@ def test_chain_brings_sets_to_one_shape():
     growing = streams.chain([grey, colour], seed=0, scenario="class", classes_per_task=2)
     assert growing.heads == (4,)
     assert sorted(set(growing[1].train.labels.tolist())) == [2, 3]
-    with pytest.raises(ValueError, match="as many classes"):
+    with pytest.raises(ValueError, match="the same number of classes"):
         streams.chain([grey, colour], seed=0, scenario="domain")

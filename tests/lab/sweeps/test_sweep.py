@@ -54,3 +54,18 @@ def test_runs_that_are_the_same_are_planned_once():
 def test_a_wrong_file_is_refused_with_the_remedy(tmp_path, table, sentence):
     with pytest.raises(sweep.SweepError, match=sentence):
         sweep.read(write(tmp_path / "sweep.toml", **table))
+
+
+def test_a_grid_is_counted_before_it_is_laid_out():
+    wide = {f"training.k{k}": list(range(100)) for k in range(8)}
+    with pytest.raises(sweep.SweepError, match=r"that makes [\d,]+ runs, but a sweep has at most 10,000"):
+        sweep.plan({"benchmarks": "digits-split", "methods": "sgd", "grid": wide})
+
+
+def test_a_file_nested_without_end_is_refused(tmp_path):
+    (tmp_path / "s.toml").write_text("benchmarks = " + "[" * 100_000)
+    with pytest.raises(sweep.SweepError, match="nested too deeply"):
+        sweep.read(tmp_path / "s.toml")
+    (tmp_path / "s.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(sweep.SweepError, match="is not valid TOML"):
+        sweep.read(tmp_path / "s.toml")

@@ -13,7 +13,7 @@ from drcl.lab.runs.config import RunConfig
 from drcl.lab.runs.read import Run
 from drcl.lab.streams.examples import Examples
 from drcl.lab.sweeps import sweep, workers
-from drcl.lab.sweeps.tune import Search, Trial, Tuning, best_of
+from drcl.lab.sweeps.tune import Search, Trial, Tuning
 
 QUICK = {"epochs": 1, "limit_per_class": 20}
 
@@ -39,12 +39,81 @@ def test_the_search_leaves_a_range_that_was_chosen_wrong(peak):
     assert abs(math.log(found.best / peak)) < math.log(10)
 
 
-def test_the_first_trials_are_a_log_grid_and_a_tie_goes_to_the_smaller_value():
+def test_the_first_trials_are_a_log_grid_and_a_tie_goes_to_the_middle():
     made = Search(0.01, 100.0, 9)
     assert made.proposals() == [0.01, 0.1, 1.0, 10.0, 100.0]
     made.scores = dict.fromkeys(made.proposals(), 0.5)
-    assert made.best == 0.01
+    assert made.best == 1.0
+    assert made.proposals() == [1000.0]  # where something may change: more protection
+    made.scores[1.0] = 0.4
+    assert made.ties == [0.01, 0.1, 10.0, 100.0]
+    assert made.best == 10.0  # as near to the middle as 0.1, and protects more
+
+
+@pytest.mark.parametrize("step", [0.05, 3.0, 200.0])
+def test_the_weakest_value_is_not_chosen_because_it_is_the_first(step):
+    """A method that holds everything up to some strength, and less beyond it: ties at the weak end."""
+    found = search(lambda value: 0.9 if value <= step else 0.5)
+    assert found.best != min(found.scores)
+    assert found.scores[found.best] == 0.9
+    assert abs(math.log(found.best)) == min(abs(math.log(value)) for value in found.ties)
+
+
+def test_a_tie_of_all_that_failed_looks_where_less_is_asked():
+    made = Search(0.01, 100.0, 9)
+    made.scores = dict.fromkeys(made.proposals(), -math.inf)
     assert made.proposals() == [0.001]
+
+
+def test_scores_that_differ_in_the_last_bit_are_equal():
+    made = Search(0.01, 1.0, 3, scores={0.01: 0.1 + 0.2, 0.1: 0.3, 1.0: 0.2})
+    assert made.ties == [0.01, 0.1]
+    assert made.best == 0.1
+
+
+def test_an_end_of_the_range_is_known_with_the_range_to_look_in_next():
+    made = Search(0.01, 100.0, 5, scores={0.01: 0.1, 1.0: 0.2, 100.0: 0.3})
+    assert made.end == "high"
+    assert made.wider() == (1.0, 10_000.0)
+    made.scores[0.01] = 0.4
+    assert made.end == "low"
+    assert made.wider() == (1e-4, 1.0)
+    made.scores[1.0] = 0.5
+    assert made.end == ""
+    made = Search(0.5, 0.9, 5, lambda value: 0 < value < 1, {0.5: 0.1, 0.7: 0.2, 0.9: 0.3})
+    assert made.end == "high"
+    assert made.wider() is None
+
+
+def made_trials(tuning, scores, tmp_path):
+    return [
+        Trial(method, tuning.key(method), value, score, (score,), "done", tmp_path / "trials" / method)
+        for method, values in scores.items()
+        for value, score in values.items()
+    ]
+
+
+def test_ties_and_ends_are_said_with_the_command_to_try_next(tmp_path):
+    names = ["ewc", "l2", "mas"]
+    tuning = Tuning("digits-permuted", names, tmp_path, 1, 3, low=0.01, high=1.0, options={"epochs": 1})
+    scores = {
+        "ewc": {0.01: 0.5, 0.1: 0.5, 1.0: 0.4},
+        "l2": {0.01: 0.5, 0.1: 0.6, 1.0: 0.7},
+        "mas": dict.fromkeys((0.01, 0.1, 1.0), 0.25),
+    }
+    trials = made_trials(tuning, scores, tmp_path)
+    assert {method: trial.value for method, trial in tuning.best(trials).items()} == {"ewc": 0.1, "l2": 1.0, "mas": 0.1}
+    equal, edge, nothing = tuning.remarks(trials)
+    assert equal.startswith("ewc: lam = 0.01, 0.1 scored the same (50.0 %); 0.1 was taken")
+    assert edge.startswith("l2: lam = 1 is the largest value that was tried")
+    command = edge.partition("look there with: ")[2].split()
+    assert command[:7] == ["drcl", "tune", "digits-permuted", "--methods", "l2", "--range", "0.1:10"]
+    assert "epochs=1" in command
+    assert nothing.startswith("mas: lam makes no difference here: every value from 0.01 to 1 scored 25.0 %")
+    tuning.write(trials)
+    written = (tmp_path / "tuned.toml").read_text()
+    assert all(f"# {remark}\n" in written for remark in (equal, edge, nothing))
+    assert {config.method for config in sweep.read(tmp_path / "tuned.toml")} == {"ewc", "l2", "mas"}
 
 
 def test_a_value_is_never_tried_twice_even_if_all_fail():
@@ -52,7 +121,10 @@ def test_a_value_is_never_tried_twice_even_if_all_fail():
     assert len(found.scores) == 12
 
 
-@pytest.mark.parametrize("given", [{"low": 0.0}, {"low": 5.0, "high": 1.0}, {"high": math.inf}, {"budget": 2}])
+SENSELESS = [{"low": 0.0}, {"low": 5.0, "high": 1.0}, {"high": math.inf}, {"budget": 2}, {"budget": 10**8}]
+
+
+@pytest.mark.parametrize("given", SENSELESS)
 def test_a_senseless_search_is_refused(given):
     with pytest.raises(ValueError, match=r"range|budget"):
         Search(**{"low": 1.0, "high": 10.0, "budget": 5, **given})
@@ -80,7 +152,11 @@ def test_close_values_get_the_digits_that_tell_them_apart():
 
 def test_the_best_of_failed_trials_is_none(tmp_path):
     lost = Trial("ewc", "lam", 1.0, -math.inf, (), "it diverged", tmp_path)
-    assert best_of([lost]) == {}
+    tuning = Tuning("digits-permuted", ["ewc"], tmp_path)
+    assert tuning.best([lost]) == {}
+    assert tuning.remarks([lost]) == []
+    (sentence,) = tuning.remarks([lost, Trial("ewc", "lam", 2.0, 0.5, (0.5,), "done", tmp_path)])
+    assert sentence == "ewc: lam = 2 is the only value whose run worked; trials.csv says why"
 
 
 class Forbidden(Examples):
@@ -174,7 +250,7 @@ def test_a_run_judged_on_validation_data_needs_some(tmp_path):
     assert "hold some out with valid=0.2" in outcome.failed[0][1]
 
 
-WITHOUT = {"agem", "er", "joint", "sgd", "spg"}
+WITHOUT = {"agem", "drcl-auto", "er", "joint", "sgd", "spg"}
 
 
 @pytest.mark.parametrize("method", methods.names())

@@ -193,6 +193,7 @@ def test_the_loss_is_the_mean_cross_entropy_on_the_validation_data():
 METHODS = {name: {} for name in methods.names()} | {
     "packnet": {"retrain": 1.0},
     "ibpcl": {"hot": 1.0, "cold": 1.0},  # no temperature that follows the number of steps
+    "drcl-auto": {"plasticity_steps": 1},
     "drcl-kronecker": {"plasticity_steps": 1},  # a proposal that is not finished is dropped: below
     "drcl of douglas and rachford": {"splitting": "douglas-rachford", "momentum": 0.0},
     "drcl along paths": {"importance": "path"},
@@ -346,7 +347,7 @@ def test_killed_and_taken_up_from_its_files(monkeypatch, tmp_path):
 
 
 def test_without_validation_data_it_is_refused():
-    with pytest.raises(ValueError, match=r"schedule=plateau: there is no validation data .* valid=0.1"):
+    with pytest.raises(ValueError, match=r"schedule=plateau: there are no validation data .* valid=0.1"):
         learner(methods.get("sgd")(), stream(valid=0.0), plan(2))
 
 

@@ -6,8 +6,8 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from drcl.lab.runs.files import CURVE_FIELDS, DRIFT_FIELDS
-from drcl.lab.training.rows import CurvePoint, DriftRow
+from drcl.lab.runs.files import CURVE_FIELDS, DRIFT_FIELDS, RECORDS, record_fields
+from drcl.lab.training.rows import ChangeRow, CurvePoint, DriftRow, IterationRow, LossPoint, StepRow, UpdateRow
 
 
 def test_their_fields_are_the_columns_on_disk():
@@ -16,6 +16,17 @@ def test_their_fields_are_the_columns_on_disk():
         *("task", "layer", "weights", "unmoved"),
         *("mean_change", "largest_change", "relative_change"),
     ) == DRIFT_FIELDS
+
+
+def test_each_smaller_table_has_its_columns():
+    assert record_fields(LossPoint) == ("task", "epoch", "step", "first_loss", "current_loss")
+    assert record_fields(StepRow)[3:] == ("step_norm", "proposed", "passed", "still", "residual", "iterations")
+    assert record_fields(IterationRow) == ("task", "iteration", "residual")
+    assert record_fields(UpdateRow) == ("task", "weight", "proposed", "passed")
+    head = record_fields(ChangeRow)
+    assert head[:6] == ("task", "layer", "weights", "unmoved", "below", "1e-06")
+    assert head[-1] == "10"
+    assert set(RECORDS.values()) == {LossPoint, StepRow, IterationRow, UpdateRow, ChangeRow}
 
 
 def test_they_do_not_change():

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from drcl.lab.methods.base import Batch
 from drcl.lab.methods.sgd import SGD
 from drcl.lab.training.cost import Cost
+from drcl.lab.training.samples import Look, Samples
 from drcl.lab.training.step import Running, Step
 
 
@@ -25,6 +26,10 @@ def prepared(method=None, **options):
     task = made.stream[0]
     optimizer = torch.optim.SGD(made.method.parameters(task).values(), lr=0.1)
     running, cost = Running(made.device), Cost(made.device)
+    if options.pop("norms", False):
+        made.at.steps = 1
+        options["look"] = Look(made.method, Samples(), None, every=True)
+
     step = Step(made.method, optimizer, nullcontext(), running, cost, **options)
     x, y = task.train.take(slice(0, 8))
     return made, step, Batch(x, y, task.head), running, cost

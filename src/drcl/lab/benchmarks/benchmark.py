@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from drcl.lab import networks
+from drcl.lab.common.fields import convert
 from drcl.lab.data import DataSet, load
+from drcl.lab.data.loading import check_options
 from drcl.lab.networks import Network
-from drcl.lab.streams import BUILDERS, Scenario, Stream
+from drcl.lab.streams import BUILDERS, Scenario, Stream, split_parts
 from drcl.lab.streams.view import View
 
 Schedule = Literal["constant", "cosine", "plateau"]
-_PIXELS = ("mean", "std", "size", "pad", "channels", "crop", "flip")
+# Arguments of a builder that a benchmark gives itself, under names of their own.
+_GIVEN = ("data", "seed", "tasks", "scenario", "valid", "view", "steps", "batch", "size", "channels")
+_PIXELS: dict[str, Any] = {
+    "mean": list[float] | float,
+    "std": list[float] | float,
+    "size": int | None,
+    "pad": int,
+    "channels": int | None,
+    "crop": int,
+    "flip": bool,
+}
 
 
 @dataclass(frozen=True)
@@ -69,11 +82,33 @@ class Benchmark:
             raise wrong("momentum", "give 0 <= momentum < 1")
         if not (_number(self.valid) and 0 <= self.valid < 1):
             raise wrong("valid", "give a share of the training data, 0 <= valid < 1")
-        for key in self.pixels:
+        for key, value in self.pixels.items():
             if key not in _PIXELS:
                 raise wrong("pixels", f"{key} is unknown; known are {', '.join(_PIXELS)}")
+            convert(f"benchmark {self.name}: pixels.{key}", value, _PIXELS[key])
+        try:
+            self.view()
+        except ValueError as error:
+            raise wrong("pixels", str(error)) from None
+        try:
+            networks.check(self.model["kind"], {k: v for k, v in self.model.items() if k != "kind"})
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"benchmark {self.name}: {error}") from None
+        known, open_ = self._arguments()
+        for key in self.arguments:
+            if key in _GIVEN or (key not in known and not open_):
+                raise wrong("arguments", f"{key} is not one of {self.builder}; it has {', '.join(known) or 'none'}")
         if isinstance(self.data, str) == (self.builder == "chain"):
             raise wrong("data", "a chain takes a list of data sets, every other builder one")
+
+    def _arguments(self) -> tuple[list[str], bool]:
+        """The builder's known arguments, and whether it also takes others that cannot be known here."""
+        parameters = dict(inspect.signature(BUILDERS[self.builder]).parameters)
+        rest = [name for name, p in parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD]
+        ours = self.builder in BUILDERS.ours
+        if rest and ours:  # ours hand the rest on to the one who cuts the data
+            parameters |= inspect.signature(split_parts).parameters
+        return [name for name in parameters if name not in (*_GIVEN, *rest)], bool(rest) and not ours
 
     @property
     def online(self) -> bool:
@@ -89,8 +124,8 @@ class Benchmark:
     ) -> Stream:
         """The tasks of this benchmark for `seed`.
 
-        `limit_per_class` keeps fewer images of each class, `tasks` only the first so many tasks (the same
-        ones a full run has). `data` replaces the named data set by one already at hand.
+        `limit_per_class` limits the images of each class. `tasks` keeps only the first tasks, the same ones that a
+        full run has. `data` replaces the named data set by one that is already loaded.
         """
         if tasks is not None and not 1 <= tasks <= self.tasks:
             raise ValueError(f"tasks={tasks}: {self.name} has {self.tasks}; for more, give tasks to benchmarks.get")
@@ -113,9 +148,26 @@ class Benchmark:
 
     def load(self, data_root: str | Path | None = None) -> DataSet | list[DataSet]:
         """The data set itself, or those of a chain."""
+        options = self.options_of_data()
+        for name, given in options.items():
+            # Before they become arguments of a call: one that is called `root` would be given twice.
+            check_options(name, given)
+        found = [load(name, root=data_root, **options[name]) for name in self._data_names()]
+        return found[0] if isinstance(self.data, str) else found
+
+    def options_of_data(self) -> dict[str, dict[str, Any]]:
+        """The options of each data set by its name, as its reader takes them."""
         if isinstance(self.data, str):
-            return load(self.data, root=data_root, **self.options)
-        return [load(name, root=data_root, **self.options.get(name, {})) for name in self.data]
+            return {self.data: dict(self.options)}
+        for name, given in self.options.items():
+            if name not in self.data:
+                raise ValueError(f"options.{name}: {self.name} has no data set {name!r}; it has {', '.join(self.data)}")
+            if not isinstance(given, Mapping):
+                raise ValueError(f"options.{name}={given!r}: give a table, such as options.{name} = {{key = value}}")
+        return {name: dict(self.options.get(name, {})) for name in self.data}
+
+    def _data_names(self) -> Sequence[str]:
+        return [self.data] if isinstance(self.data, str) else self.data
 
     def view(self) -> View:
         """The preprocessing as streams take it."""
@@ -124,7 +176,8 @@ class Benchmark:
             settings = {k: v for k, v in settings.items() if k not in ("size", "channels")}
         for key in ("mean", "std"):
             if key in settings:
-                settings[key] = tuple(float(value) for value in settings[key])
+                given = settings[key]
+                settings[key] = tuple(float(v) for v in (given if isinstance(given, list | tuple) else [given]))
         return View(**settings)
 
     def network(self, stream: Stream, seed: int = 0) -> Network:

@@ -41,8 +41,9 @@ def names() -> tuple[str, ...]:
 def get(name: str, **overrides: Any) -> Benchmark:
     """The benchmark called `name`, with some of its settings replaced.
 
-    Tables (``model``, ``pixels``, ``arguments``, ``options``) are merged key by key; a network of
-    another kind replaces the default one whole, and may be given by its kind alone.
+    Tables (``model``, ``pixels``, ``arguments``, ``options``) are merged key by key. A network of another kind replaces
+    the default network completely, and may be given by its kind alone. A different builder starts with its own
+    arguments, a different data set with its own options.
     """
     if name not in BENCHMARKS:
         # Half the field says permuted-mnist, the other half mnist-permuted: words in any order are understood.
@@ -61,11 +62,11 @@ def _made(name: str, settings: Mapping[str, Any]) -> Benchmark:
 
 
 def register(name: str, **settings: Any) -> Callable[[Builder], Builder]:
-    """Make a benchmark of your own: its settings, and the function under this decorator, which cuts its tasks.
+    """Register your own benchmark: its settings, and the decorated function, which cuts its tasks.
 
     The settings are those of ``benchmarks.toml``, explained at the head of that file. The function is called as
     ``build(data, seed=, tasks=, scenario=, valid=, view=, **arguments)`` and returns a `Stream`; `data` is the data set
-    that the settings name. A builder that exists already will do:
+    that the settings name. An existing builder works too:
     ``register("my-digits", data="digits", arguments={"classes_per_task": 5}, ...)(streams.class_split)``.
     """
 
@@ -91,13 +92,18 @@ def override(benchmark: Benchmark, **overrides: Any) -> Benchmark:
     """A copy with some settings replaced, under the rules of `get`."""
     known = {entry.name for entry in fields(Benchmark)} - {"name"}
     changed: dict[str, Any] = {}
+    data = overrides.get("data", benchmark.data)
+    if overrides.get("builder", benchmark.builder) != benchmark.builder:
+        changed["arguments"] = {}
+    if (tuple(data) if isinstance(data, list) else data) != benchmark.data:
+        changed["options"] = {}
     for key, value in overrides.items():
         if key not in known:
             raise ValueError(f"{key!r} is not a setting of a benchmark: {nearest(key, known)}")
         if key == "model" and isinstance(value, str):
             value = {"kind": value}
         if key in _MERGED:
-            old = getattr(benchmark, key)
+            old = changed.get(key, getattr(benchmark, key))
             other_kind = key == "model" and value.get("kind", old.get("kind")) != old.get("kind")
             value = dict(value) if other_kind else {**old, **value}
         elif key in ("epochs", "steps") and value is not None:
@@ -110,7 +116,7 @@ def override(benchmark: Benchmark, **overrides: Any) -> Benchmark:
 
 
 def table() -> list[dict[str, Any]]:
-    """One row a benchmark, for listing."""
+    """One row per benchmark, for listing."""
     rows = []
     for name in names():
         one = get(name)

@@ -1,4 +1,4 @@
-"""Many runs at a glance: a live board on a terminal, one line a finished run elsewhere."""
+"""Many runs at a glance: a live board on a terminal, one line per finished run elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RAMP = ("red3", "orange3", "gold3", "chartreuse3", "green3")
 
 
 def strip(accuracies: Iterable[float]) -> Text:
-    """Accuracy on each task as a row of blocks, oldest task first: forgetting is seen before it is read."""
+    """Accuracy on each task as a row of blocks, oldest task first, so that forgetting is visible at a glance."""
     text = Text()
     for value in accuracies:
         if math.isnan(value):
@@ -71,7 +71,7 @@ class Board:
     expected: int = 0  # lines to come included
 
     def update(self, update: Update) -> None:
-        """Take what a sweep tells."""
+        """Take an update from a sweep."""
         line = self.lines[update.index]
         if update.kind == "started":
             line.state = State()
@@ -117,7 +117,7 @@ class Board:
         grid.add_column()
         grid.add_column(justify="right", style="dim", min_width=6)
         if any(line.row for line in self.lines):
-            grid.add_row(*(Text(word, style="dim") for word in ("", "", "", "average", "accuracy by task", "time")))
+            grid.add_row(*(Text(word, style="dim") for word in ("", "", "", "average", "accuracy per task", "time")))
         for line in self._visible():
             grid.add_row(*self._cells(line))
         return Group(*parts, grid)

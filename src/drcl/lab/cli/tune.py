@@ -13,41 +13,47 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from drcl.lab.cli.arguments import Data, Options, Plugins, load, parsed
+from drcl.lab.cli.arguments import Data, Options, Plugins, load, own_file, parsed
 from drcl.lab.cli.board import Board, Line, watch_all
-from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
+from drcl.lab.cli.terminal import FAILURE, USAGE, console, fail, stoppable, told
 from drcl.lab.common.words import percent
 from drcl.lab.sweeps import workers
 from drcl.lab.sweeps.sweep import Job, Tell, Update
-from drcl.lab.sweeps.tune import Trial, Tuning, best_of
+from drcl.lab.sweeps.tune import Trial, Tuning
 
 
 def tune(
-    benchmark: Annotated[str, typer.Argument(help="As `drcl list benchmarks` names it.")],
-    methods: Annotated[str, typer.Option("--methods", "-m", help="Methods to tune, with commas between.")],
+    benchmark: Annotated[str, typer.Argument(help="A name from `drcl list benchmarks`, or your own file: mine.toml.")],
+    methods: Annotated[str, typer.Option("--methods", "-m", help="Methods to tune, separated by commas.")],
     tasks: Annotated[int, typer.Option("--tasks", min=1, help="How many of the first tasks may be used.")] = 3,
-    budget: Annotated[int, typer.Option("--budget", min=3, help="Trials for each method.")] = 8,
-    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of every trial.")] = 0,
+    budget: Annotated[int, typer.Option("--budget", min=3, help="Trials per method.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Seed of every trial.")] = 0,
     between: Annotated[
         str | None,
-        typer.Option("--range", metavar="LOW:HIGH", help="Of the first, coarse grid; each method's own if left out."),
+        typer.Option(
+            "--range", metavar="LOW:HIGH", help="Range of the first, coarse grid; by default each method's own."
+        ),
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", metavar="METHOD=OPTION", help="What to tune in place of the method's own strength."),
+        typer.Option("--key", metavar="METHOD=OPTION", help="Option to tune instead of the method's own strength."),
     ] = None,
     option: Options = None,
     plugin: Plugins = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials at the same time.")] = 1,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder; tuning/BENCHMARK if left out.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Number of trials to run at the same time.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the results; by default tuning/BENCHMARK.")
+    ] = None,
     data: Data = None,
 ) -> None:
-    """Choose each method's strength on the first tasks' validation data; no test set is read."""
+    """Choose each method's strength on validation data of the first tasks, without reading any test set."""
     named = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not named:
-        fail("--methods is empty: name at least one, such as --methods ewc,drcl", USAGE)
+        fail("--methods is empty: name at least one method, such as --methods ewc,drcl", USAGE)
     low, high = (None, None) if between is None else _range(between)
-    outside = load(plugin)
+    name, outside = own_file(benchmark, load(plugin))
+    assert name is not None
+    benchmark = name
     with told(USAGE, ValueError, TypeError):
         chosen = Tuning(
             benchmark,
@@ -65,13 +71,10 @@ def tune(
         )
     here = console()
     backend = workers.here if jobs == 1 else workers.processes(jobs)
-    try:
-        with told(FAILURE), watch_all(here, [], f"tuning on {benchmark}") as board:
-            board.expected = len(named) * budget
-            trials = chosen.run(backend, lambda todo: _on(board, todo, chosen))
-    except KeyboardInterrupt:
-        here.print(Text("stopped; the same command goes on from there", style="yellow"))
-        raise typer.Exit(INTERRUPTED) from None
+    stop = stoppable(lambda: "stopped; the same command continues from there")
+    with stop, told(FAILURE), watch_all(here, [], f"tuning on {benchmark}") as board:
+        board.expected = len(named) * budget
+        trials = chosen.run(backend, lambda todo: _on(board, todo, chosen))
     _close(here, chosen, trials)
 
 
@@ -80,11 +83,11 @@ def _range(text: str) -> tuple[float, float]:
     try:
         return float(low), float(high)
     except ValueError:
-        fail(f"--range {text}: write two numbers with a colon between, such as 0.01:100", USAGE)
+        fail(f"--range {text}: write two numbers separated by a colon, such as 0.01:100", USAGE)
 
 
 def _on(board: Board, todo: Sequence[Job], tuning: Tuning) -> Tell:
-    """The trials of one more round on the board."""
+    """Put the trials of one more round on the board."""
     first = len(board.lines)
     for job in todo:
         key = tuning.key(job.config.method)
@@ -97,7 +100,7 @@ def _on(board: Board, todo: Sequence[Job], tuning: Tuning) -> Tell:
 
 
 def _close(here: Console, tuning: Tuning, trials: Sequence[Trial]) -> None:
-    best = best_of(trials)
+    best = tuning.best(trials)
     table = Table(box=box.ROUNDED, border_style="dim", header_style="bold", padding=(0, 2))
     table.title = Text(f"{tuning.benchmark}, first {tuning.tasks} tasks", style="bold")
     table.add_column("method")
@@ -113,6 +116,8 @@ def _close(here: Console, tuning: Tuning, trials: Sequence[Trial]) -> None:
         table.add_row(method, value, percent(found.score) if found else "–", str(len(mine)))
     here.print()
     here.print(table)
+    for remark in tuning.remarks(trials):
+        here.print(Text.assemble(("note       ", "yellow"), remark), soft_wrap=True)
     here.print(Text.assemble(("tried      ", "dim"), f"{tuning.out / 'trials.csv'}"), soft_wrap=True)
     here.print(Text.assemble(("compare    ", "dim"), f"drcl sweep {tuning.out / 'tuned.toml'}"), soft_wrap=True)
     for method in best:

@@ -10,9 +10,10 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, field, fields
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
 
@@ -27,6 +28,11 @@ def option(default: Any, help: str) -> Any:
 
 def hints(cls: type) -> dict[str, Any]:
     """The options of a dataclass: the types of its public fields, by name."""
+    return dict(_hints(cls))
+
+
+@cache  # annotations are text, and reading them again for each of a thousand planned runs takes minutes
+def _hints(cls: type) -> dict[str, Any]:
     found = typing.get_type_hints(cls)
     return {f.name: found[f.name] for f in fields(cls) if f.init and not f.name.startswith("_")}
 
@@ -71,7 +77,7 @@ def words(hint: Any) -> str:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(words(part) for part in get_args(hint)))
-    if origin in (list, tuple):
+    if origin in (list, tuple, Sequence):
         return f"a list such as [1, 2] with {words(get_args(hint)[0])} in each place"
     return "a table such as {key = value}"
 
@@ -82,7 +88,9 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         kept = _match(candidate, hint)
         if kept is not _NO:
             return kept
-    raise OptionError(f"{name}={value!r}: give {words(hint)}")
+    shown = repr(value)
+    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+    raise OptionError(f"{name}={shown}: give {words(hint)}")
 
 
 def read(value: Any) -> Any:
@@ -98,6 +106,7 @@ def nearest(key: str, known: Iterable[str]) -> str:
 
 
 _NO = object()
+_SHOWN = 200  # letters of a wrong value that an error repeats
 
 
 def _readings(value: Any) -> list[Any]:
@@ -111,7 +120,7 @@ def _readings(value: Any) -> list[Any]:
         return [text.lower() == "true", value]
     try:
         return [tomllib.loads(f"value = {text}")["value"], value]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         pass
     for kind in (int, float):  # what TOML does not know: 1e3 is fine there, .5 and 1_0. are not
         try:
@@ -148,9 +157,9 @@ def _match(value: Any, hint: Any) -> Any:
         parts = sorted(get_args(hint), key=lambda part: type(value) is not part)
         found = [_match(value, part) for part in parts]
         return next((kept for kept in found if kept is not _NO), _NO)
-    if origin in (list, tuple):
+    if origin in (list, tuple, Sequence):
         if not isinstance(value, list | tuple):
             return _NO
         kept = [_match(each, get_args(hint)[0]) for each in value]
-        return _NO if any(each is _NO for each in kept) else origin(kept)
+        return _NO if any(each is _NO for each in kept) else tuple(kept) if origin is tuple else kept
     return dict(value) if isinstance(value, Mapping) else _NO

@@ -1,8 +1,9 @@
 """Code from outside the laboratory: modules and files that register methods, benchmarks, data sets and networks.
 
 A plugin is a module (``my_package.methods``) or a file (``mine.py``). To load it is to import it; its decorators, from
-`drcl.lab.register`, do the rest. Packages that are installed are found by their entry points. A plugin that fails
-leaves nothing registered behind.
+`drcl.lab.register`, do the rest. A file of another kind (``mine.toml``) is read by whoever knows that kind, see
+`READERS`. Packages that are installed are found by their entry points. A plugin that fails leaves nothing registered
+behind.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from types import ModuleType
 # Each registry adds a function that remembers what is registered now and returns the way back.
 SNAPSHOTS: list[Callable[[], Callable[[], None]]] = []
 
+# How files that are no Python are read, by their ending: from the file's path and content to what they register.
+READERS: dict[str, Callable[[Path, bytes], None]] = {}
+
 _digests: dict[str, str] = {}  # of the files that were loaded, by path
 _supplied: dict[str, bytes] = {}  # files sent along by another machine
 _versions: dict[str, str] = {}  # of the installed packages that were loaded
@@ -36,14 +40,24 @@ class PluginError(ValueError):
 def load(name: str, beside: Path | None = None) -> str:
     """Import the plugin `name`, once, and return the name a config keeps: a module's own, or a file's whole path.
 
-    A name that ends in ``.py`` or holds a slash is a file, looked for in the folder `beside` first and then in the
-    current one, where a file that was moved is found by its name alone. Any other name is a module on Python's path or
-    in the current folder.
+    A name that ends in ``.py`` (or as one of `READERS`) or holds a slash is a file, looked for in the folder `beside`
+    first and then in the current one, where a file that was moved is found by its name alone. Any other name is a
+    module on Python's path or in the current folder.
     """
-    if not name.endswith(".py") and "/" not in name and os.sep not in name:
+    if not is_file(name) and "/" not in name and os.sep not in name:
         _load_module(name)
         return name
     return _load_file(_found(name, beside))
+
+
+def is_file(name: str) -> bool:
+    """Whether the name of a plugin is that of a file rather than of a module."""
+    return name.endswith((".py", *READERS))
+
+
+def is_code(name: str) -> bool:
+    """Whether loading this plugin runs code of somebody else's, which may do anything to the process."""
+    return not name.endswith(tuple(READERS))
 
 
 def current(otherwise: str) -> str:
@@ -53,7 +67,7 @@ def current(otherwise: str) -> str:
 
 def shown(name: str) -> str:
     """A plugin as a sentence calls it: a file without its folders, which may say where somebody lives."""
-    return Path(name).name if name.endswith(".py") else name
+    return Path(name).name if is_file(name) else name
 
 
 # ---- files
@@ -77,6 +91,12 @@ def _load_file(path: Path) -> str:
     for known, other in _digests.items():  # a copy of what is loaded is no second plugin
         if other == digest and Path(known).name == path.name:
             return known
+    reader = READERS.get(path.suffix)
+    if reader is not None:
+        with _all_or_nothing(key, path.name):
+            reader(path, content)
+        _digests[key] = digest
+        return key
     # Its name in sys.modules cannot collide with another module's, whatever the file is called.
     module = ModuleType(f"{path.stem}_{hashlib.sha256(key.encode()).hexdigest()[:8]}")
     module.__file__ = key
@@ -95,7 +115,7 @@ def _load_file(path: Path) -> str:
 
 def sources(names: Iterable[str]) -> dict[str, bytes]:
     """The plugins among `names` that are files, with their content: for a machine that does not have them."""
-    return {name: Path(name).read_bytes() for name in names if name.endswith(".py")}
+    return {name: Path(name).read_bytes() for name in names if is_file(name)}
 
 
 def supply(files: Mapping[str, bytes]) -> None:
@@ -201,7 +221,7 @@ def describe(names: Iterable[str]) -> dict[str, dict[str, str]]:
     found = {package: {"version": version} for package, version in sorted(_versions.items())}
     for name in names:
         facts = found.setdefault(shown(name), {})
-        if name.endswith(".py"):
+        if is_file(name):
             facts["sha256"] = _digests[name]
             continue
         root = name.partition(".")[0]

@@ -55,6 +55,10 @@ class Registry(Mapping[str, T]):
         """Which plugin registered `name`; empty for our own."""
         return plugins.shown(self._others[name][1]) if name in self._others else ""
 
+    def of(self, plugin: str) -> list[str]:
+        """The names that this plugin registered, in its order."""
+        return [name for name, (_, whose) in self._others.items() if whose == plugin]
+
     def find(self, name: str) -> T:
         """The one called `name`, or a sentence with the nearest name there is."""
         known = self._all()

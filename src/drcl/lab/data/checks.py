@@ -84,7 +84,7 @@ def check_sums(folder: Path, known: Collection[str] = ()) -> int:
             continue
         expected, _, name = line.partition("  ")
         if not re.fullmatch("[0-9a-f]{64}", expected):
-            raise DataError(f"{noted} is damaged ({short(line)!r} is no sum and name); fetch the data set again.")
+            raise DataError(f"{noted} is damaged ({short(line)!r} is not a sum and a name); fetch the data set again.")
         path = inside(folder, name, noted)
         if not there(path):
             raise DataError(f"{short(str(path), 300)} was fetched but is no longer there; fetch it again.")

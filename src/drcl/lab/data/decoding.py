@@ -1,7 +1,7 @@
-"""One picture file to pixels: only plain picture formats, never larger than it can really be, checked where it can be.
+"""From one picture file to pixels: only plain picture formats, with a limit on their size, checked if possible.
 
-PNG carries checksums and is refused when one is wrong. JPEG, BMP, WebP, GIF, TIFF and PPM carry none: damage that
-still decodes becomes other pixels, which only a checksum of the whole file can tell (``drcl data verify``).
+PNG has checksums, and a file with a wrong one is refused. JPEG, BMP, WebP, GIF, TIFF and PPM have none: damage that
+still decodes gives wrong pixels, and only a checksum of the whole file can reveal it (``drcl data verify``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def check_size(size: int | None, least: int = 1, most: int = LARGEST_SIDE) -> None:
-    """Whether pictures can be brought to ``size`` x ``size``; None leaves them as they are."""
+    """Check that pictures can be resized to ``size`` x ``size``; None keeps their size."""
     if size is not None and size < least:
         raise DataError(f"size={size!r} must be at least {least}.")
     if size is not None and size > most:
@@ -40,7 +40,7 @@ def check_size(size: int | None, least: int = 1, most: int = LARGEST_SIDE) -> No
 
 
 def check_pixels(width: int, height: int, what: str, held: int | None = None) -> None:
-    """Refuse a picture that is larger than any, or than ``held`` bytes of a file can tell."""
+    """Refuse a picture that is larger than any real one, or larger than ``held`` bytes of a file can encode."""
     count = width * height
     if count <= 0:
         raise DataError(f"{what} is not a readable picture: it has {width}x{height} pixels; get it again.")
@@ -90,7 +90,7 @@ def in_mode(image: Image.Image, mode: str, what: str) -> Image.Image:
 
 def _content(path: Path) -> bytes:
     if not there(path):
-        raise DataError(f"{path} is not a readable picture: it is no file; get it again, or take it out.")
+        raise DataError(f"{path} is not a readable picture: it is not a file; get it again, or take it out.")
     size = path.stat().st_size
     if size > LARGEST_FILE:
         raise DataError(f"{path} has {size:,} bytes, more than a picture can have; take it out.")
@@ -110,7 +110,7 @@ def _opened(content: bytes, path: Path) -> Image.Image:
 
 
 def _check_content(content: bytes, what: str) -> None:
-    """What has to be known before Pillow sees the file."""
+    """Checks that must come before Pillow opens the file."""
     if content.startswith(PNG):
         _check_png(content, what)
     elif content[:4] == b"RIFF" and content[8:12] == b"WEBP":
@@ -151,7 +151,7 @@ def _webp_size(content: bytes) -> tuple[int, int]:
 
 
 def _check_tiles(image: Image.Image, what: str) -> None:
-    """A TIFF file may announce tiles far larger than its picture, for which there would be made room."""
+    """A TIFF file may announce tiles far larger than its picture, and memory would be reserved for them."""
     tags = getattr(image, "tag_v2", None)
     if tags is None:
         return

@@ -1,4 +1,4 @@
-"""The two ways a data set can disappoint: it is not there, or it is not what it should be."""
+"""The two errors of data sets: a set is missing, or it is not what it should be."""
 
 from __future__ import annotations
 

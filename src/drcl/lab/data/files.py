@@ -60,7 +60,7 @@ def read_bytes(path: Path, limit: int = LARGEST) -> bytearray:
 
 
 def read_stream(stream: Stream, most: int) -> bytearray:
-    """All of a stream, or a little more than ``most`` of it, piece by piece: its length is not known before."""
+    """All of a stream, or a little more than ``most`` of it, piece by piece: its length is not known in advance."""
     content = bytearray()
     while len(content) <= most and (chunk := stream.read(CHUNK)):
         content += chunk
@@ -77,7 +77,7 @@ def read_lines(path: Path, limit: int = LARGEST_TABLE) -> list[str]:
 
 
 def read_json(path: Path, limit: int) -> Any:
-    """The content of a JSON file, gzipped or not. What is in it has still to be looked at."""
+    """The content of a JSON file, gzipped or not. The caller must check what is in it."""
     content = read_bytes(path, limit)
     with reading(path, "is not JSON", "it may be truncated, get it again"):
         return json.loads(content)

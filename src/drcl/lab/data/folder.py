@@ -1,4 +1,4 @@
-"""Where data lives: ``DRCL_DATA``, or the user's cache folder; and how a file is looked for inside it."""
+"""Where data are stored: ``DRCL_DATA``, or the user's cache folder; and how a file is found inside it."""
 
 from __future__ import annotations
 

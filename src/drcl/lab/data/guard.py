@@ -1,4 +1,4 @@
-"""Reading what strangers wrote: one sentence about the file, whatever its parser trips over."""
+"""Reading files from strangers: whatever error a parser raises, the user gets one sentence about the file."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def reading(path: Path | str, fault: str, remedy: str = "get it again") -> Itera
 
 
 def short(text: str, most: int = 160) -> str:
-    """The beginning of a text from a file, so that a line of megabytes does not become a message of megabytes."""
+    """The beginning of a text from a file, so that a huge line does not become a huge message."""
     return text if len(text) <= most else f"{text[:most]}..."

@@ -65,7 +65,7 @@ def read_images(
                     if pixels.shape != shape:
                         raise DataError(
                             f"{path} is {pixels.shape[2]}x{pixels.shape[1]} but {paths[0]} is "
-                            f"{shape[2]}x{shape[1]}; give size= to bring them to one."
+                            f"{shape[2]}x{shape[1]}; give size= to resize all to one size."
                         )
                     yield pixels
 
@@ -96,8 +96,8 @@ def stack(
 ) -> np.ndarray:
     """``count`` rows of ``shape`` as one array: in memory if few, else a .npy named by ``key``.
 
-    The .npy has its SHA-256 beside it. When it is read into memory the two are compared, and a damaged file is made
-    again; one that is only mapped is compared by ``check_kept``, as reading it all would take as long as using it.
+    The .npy has its SHA-256 in a file beside it. When it is read into memory the two are compared, and a damaged file
+    is made again. A file that is only mapped is compared by ``check_kept``, because reading it all takes too long here.
     """
     limit = BUDGET if budget is None else budget
     size = count * math.prod(shape)
@@ -122,7 +122,7 @@ def stack(
 
 
 def _kept(path: Path, shape: tuple[int, ...], mapped: bool) -> np.ndarray | None:
-    """The kept array if it is there and whole."""
+    """The kept array if it exists and is intact."""
     if not path.is_file() or not _noted(path):
         return None
     try:
@@ -182,9 +182,9 @@ def keep(
 
 
 def _once(path: Path, read: Callable[[], T | None], write: Callable[[Path], None]) -> T:
-    """What ``read`` finds, else what it finds once ``write`` made the file.
+    """The result of ``read``, if necessary after ``write`` has made the file.
 
-    Of several processes one writes, and nobody sees half of it.
+    Of several processes only one writes, and none sees a half-written file.
     """
     found = read()
     if found is None:
@@ -204,7 +204,7 @@ def _once(path: Path, read: Callable[[], T | None], write: Callable[[Path], None
 
 
 def _slug(what: str) -> str:
-    """``what`` as part of a file name, whatever characters the user's folder has; the key tells twins apart."""
+    """``what`` as part of a file name, whatever characters the user's folder has; the key distinguishes equal names."""
     return re.sub(r"[^\w.-]+", "-", what)[:40]
 
 

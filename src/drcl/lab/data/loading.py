@@ -16,7 +16,7 @@ from drcl.lab.data.files import there, whole_number
 from drcl.lab.data.folder import data_folder
 from drcl.lab.data.formats.arrays import read_npz
 from drcl.lab.data.images import fingerprint, shrunk
-from drcl.lab.data.place import unpack_found
+from drcl.lab.data.place import settled, unpack_found
 from drcl.lab.data.registry import Entry, entries, entry
 from drcl.lab.data.sound import sound
 
@@ -46,6 +46,12 @@ def load(name: str, /, root: str | Path | None = None, **options: Any) -> DataSe
         return sound(known.read(folder, **options))
     unpack_found(folder, name, known.archives, known.present)
     if known.present(folder):
+        if not settled(folder, name):
+            raise DataError(
+                f"{folder / name} is not complete: moving files there was interrupted. "
+                + (f"Run `drcl data fetch {name}`" if known.sources else "Put its archives there again")
+                + f", or remove {folder / name} and put the data there again."
+            )
         return sound(known.read(folder, **options))
     stand_in = _stand_in(known, folder, options)
     if stand_in is None:
@@ -76,7 +82,7 @@ def missing(known: Entry, root: Path) -> str:
 
 
 def check_options(name: str, options: dict[str, Any]) -> None:
-    """See that data set ``name`` has these options and needs no others, and that their values are of its kinds."""
+    """Check that data set ``name`` has these options and needs no others, and that their values have the right type."""
     known = entries()
     if name in known:
         _check(name, known[name].read, options)
@@ -107,7 +113,7 @@ def _hints(read: Any) -> dict[str, Any]:
 
 
 def _kinds(hint: Any) -> list[Any]:
-    """The plain types an option may have, with None for none; empty where anything may be given."""
+    """The plain types an option may have, with None for none; empty if anything is allowed."""
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     kinds = [None if part is types.NoneType else part for part in parts]
     return kinds if all(kind in KINDS for kind in kinds) else []
@@ -120,7 +126,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def _stand_in(known: Entry, root: Path, options: dict[str, Any]) -> DataSet | None:
-    """The set as someone saved it in arrays, shrunk to the wanted size if theirs is larger."""
+    """The set from a file of arrays, shrunk to the wanted size if its images are larger."""
     parameters = inspect.signature(known.read).parameters
     size = options.get("size", parameters["size"].default) if "size" in parameters else None
     path = _arrays(known, root, size)

@@ -1,4 +1,4 @@
-"""One process at a time: a lock on a file, given back by the system even when its holder is killed."""
+"""One process at a time: a lock on a file, which the system releases even when its holder is killed."""
 
 from __future__ import annotations
 

@@ -14,11 +14,12 @@ from drcl.lab.data.lock import locked
 from drcl.lab.data.unpack import is_archive, unpack
 
 HIDDEN = ".drcl"  # locks, half-done work and decoded images live here, inside the data folder
+MARK = ".moving"  # in a data set's folder while files are moved into it
 
 
 @contextmanager
 def staging(root: Path, name: str) -> Iterator[Path]:
-    """A fresh folder on the same disk as ``root``, removed in the end. Enter it holding ``only_one``."""
+    """A new folder on the same disk as ``root``, removed at the end. Enter it while holding ``only_one``."""
     base = root / HIDDEN / "staging"
     base.mkdir(parents=True, exist_ok=True)
     for left in base.glob(f"{name}-*"):  # by a process that was killed: this one holds the lock
@@ -36,16 +37,36 @@ def only_one(root: Path, name: str) -> AbstractContextManager[None]:
 
 
 def move_in(staged: Path, target: Path) -> None:
-    """Move ``staged`` to ``target`` by renaming; what is already there and not replaced stays."""
+    """Move ``staged`` to ``target`` by renaming; existing files that are not replaced stay.
+
+    If the folder already exists, files are moved one by one, and a mark in it says so until all are there; see
+    ``settled``.
+    """
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(staged, target)
         return
+    mark = target / MARK
+    mark.touch()
     for path in sorted(staged.rglob("*")):
         output = target / path.relative_to(staged)
         if path.is_file():
             output.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, output)
+    mark.unlink()
+
+
+def settled(root: Path, name: str) -> bool:
+    """Whether no move into the folder of data set ``name`` was interrupted; waits for a move that is in progress."""
+    if cut_off(root, name) and os.access(root, os.W_OK):
+        with only_one(root, name):
+            pass
+    return not cut_off(root, name)
+
+
+def cut_off(root: Path, name: str) -> bool:
+    """Whether a move into the folder of data set ``name`` has begun but not ended."""
+    return (root / name / MARK).exists()
 
 
 def unpack_into(archive: Path, folder: Path) -> None:
@@ -61,7 +82,7 @@ def unpack_into(archive: Path, folder: Path) -> None:
 
 def unpack_found(root: Path, name: str, archives: Mapping[str, str], present: Callable[[Path], bool]) -> None:
     """Unpack a set's official archives (name -> folder) that lie in the data folder or the set's own."""
-    if present(root):
+    if present(root) and settled(root, name):
         return
     found = {}
     for archive, folder in archives.items():
@@ -77,7 +98,7 @@ def unpack_found(root: Path, name: str, archives: Mapping[str, str], present: Ca
             f"unpack it yourself into {root / name}."
         )
     with only_one(root, name):
-        if present(root):  # another process was faster
+        if present(root) and not cut_off(root, name):  # another process was faster
             return
         with staging(root, name) as stage:
             for path, folder in found.items():

@@ -58,10 +58,11 @@ ENTRIES: Registry[Entry] = Registry("data set", _ours, "drcl.data")
 
 
 def data_set(name: str, about: str, **facts: Any) -> Callable[[Reader], Reader]:
-    """Make the decorated function ``read(root, **options) -> DataSet`` the reader of data set ``name``.
+    """Register the decorated function ``read(root, **options) -> DataSet`` as the reader of data set ``name``.
 
-    `root` is the data folder, the other arguments are the set's options. `facts` are the fields of `Entry`: what the
-    list of data sets shows, where to fetch it and what to check. A plugin's set that names no files needs none.
+    `root` is the data folder; the other arguments are the set's options. `facts` are the fields of `Entry`: what the
+    list of data sets shows, where to fetch the set and what to check. They are optional for a plugin's set without
+    files.
     """
 
     def register(read: Reader) -> Reader:

@@ -1,4 +1,4 @@
-"""The last look at what a reader returned, before streams cut tasks from it: is it a data set at all?"""
+"""The last check of what a reader returned, before streams cut tasks from it: is it a data set at all?"""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ def _check(split: Split, what: str, classes: int) -> None:
     if labels.ndim == 1 and not (labels.min() >= 0 and labels.max() < classes):
         raise DataError(f"{what} has labels {labels.min()} to {labels.max()}; it has {classes:,} classes, from 0.")
     if groups is not None and (groups.dtype != np.int64 or groups.shape != (len(images),)):
-        raise DataError(f"{what} has groups {groups.dtype} {groups.shape}; wanted one whole number an image.")
+        raise DataError(f"{what} has groups {groups.dtype} {groups.shape}; wanted one whole number per image.")

@@ -1,4 +1,4 @@
-"""Where a data set can be fetched from: its official address, or a package that carries it."""
+"""Where a data set can be fetched from: its official address, or a package that contains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unpacking tar and zip archives from strangers: nothing lands outside, nothing without end, nothing half."""
+"""Unpack tar and zip archives from strangers: nothing outside the folder, nothing endless, nothing incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods by name: one file each in this folder, found by itself. A file whose name begins with _ is a helper."""
+"""Methods by name: one file each in this folder, found automatically. A file whose name begins with _ is a helper."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def get(name: str) -> type[Method]:
 
 
 def register(cls: Class) -> Class:
-    """Make a class of your own a method: a dataclass derived from `Method`, known by its attribute `name`."""
+    """Register your own class as a method: a dataclass derived from `Method`, known by its attribute `name`."""
     if not (isinstance(cls, type) and issubclass(cls, Method)):
-        raise PluginError(f"{cls!r} is no method: decorate a class derived from drcl.lab.methods.Method")
+        raise PluginError(f"{cls!r} is not a method: decorate a class derived from drcl.lab.methods.Method")
     if not cls.name:
         raise PluginError(f'{cls.__name__} has no name: write name: ClassVar[str] = "..." in the class')
     METHODS.register(cls.name, cls, cls.__module__)

@@ -24,7 +24,7 @@ NOISE = 1e-12
 
 
 def without_inputs(layers: Iterable[str], protected: Iterable[str]) -> set[str]:
-    """What is protected but has no inputs to project by: scale and shift of norm layers."""
+    """Protected parameters without inputs to project by: scale and shift of norm layers."""
     return set(protected) - {f"{name}.{word}" for name in layers for word in ("weight", "bias")}
 
 
@@ -70,8 +70,8 @@ def record(
     head: int,
     average: int = 1,
 ) -> dict[str, Tensor]:
-    """Inputs of each layer as the network sees them when it is judged, squeezed, in float64; with `average`, the means
-    over so many images each."""
+    """Inputs of each layer in evaluation mode, squeezed, in float64; with `average`, the means over that many images
+    each."""
     kept: dict[str, Tensor] = {}
 
     def keep(name: str, layer: Layer, x: Tensor) -> None:
@@ -120,7 +120,7 @@ def weights(layer: Layer) -> Tensor:
 
 
 def gradient(layer: Layer) -> Tensor | None:
-    """The gradient of these, in the same form; None where there is none."""
+    """The gradient of these weights, in the same form; None if there is none."""
     if layer.weight.grad is None:
         return None
     flat = layer.weight.grad.flatten(1)

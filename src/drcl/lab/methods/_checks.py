@@ -1,5 +1,5 @@
-"""What a method is made for, as data, and the sentences for everything else: values that make no sense, networks,
-scenarios and optimizers outside its definition. Each names the method, what is wrong and the remedy."""
+"""What a method supports, as data, and the error sentences for everything else: values that make no sense, and
+networks, scenarios and optimizers that it does not support. Each names the method, what is wrong and the remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a method needs and what it can take. `refuse` follows from it, and `drcl list methods` shows it."""
+    """What a method needs and supports. `refuse` enforces it, and `drcl list methods` shows it."""
 
     task_ids: bool = False  # it must be told the task when it answers
     task_ends: bool = True  # it does something when a task ends; without, it works where nobody says so
@@ -47,7 +47,7 @@ class Abilities:
 def refuse(
     method: str, abilities: Abilities, model: Network, *, scenario: str, optimizer: str, weight_decay: float
 ) -> None:
-    """Raise ``ValueError`` where a run asks a method for what it cannot do."""
+    """Raise ``ValueError`` if a run asks a method for something it does not support."""
     if abilities.task_ids and scenario != "task":
         raise ValueError(
             f"{method}: this method must be told the task when it answers, and a {scenario}-incremental "
@@ -83,7 +83,7 @@ def _no_norms(method: str, model: Network) -> None:
 
 
 def _no_shared_statistics(method: str, model: Network) -> None:
-    """Running statistics that every task overwrites change old answers behind the method's back."""
+    """Refuse running statistics that every task overwrites: they change old answers unnoticed by the method."""
     for name, layer in model.named_modules():
         if isinstance(layer, _BatchNorm) and layer.track_running_stats and not isinstance(layer, FrozenBatchNorm):
             raise ValueError(
@@ -93,7 +93,7 @@ def _no_shared_statistics(method: str, model: Network) -> None:
 
 
 def chain(method: str, model: Network) -> nn.Sequential:
-    """The trunk as a plain chain of layers; where branches meet, "the layer before" has no meaning."""
+    """The trunk as a plain chain of layers; with branches, "the layer before" would have no meaning."""
     trunk = model.trunk
     leaves = isinstance(trunk, nn.Sequential) and not any(list(part.children()) for part in trunk.children())
     if not isinstance(trunk, nn.Sequential) or not leaves:
@@ -108,28 +108,28 @@ def chain(method: str, model: Network) -> nn.Sequential:
 
 
 def positive(method: str, **values: float) -> None:
-    """Refuse what is not a finite number above 0."""
+    """Refuse a value that is not a finite number above 0."""
     for key, value in values.items():
         if not 0 < value < inf:
             raise ValueError(f"{method}: {key}={value}: give a finite number above 0")
 
 
 def not_negative(method: str, **values: float) -> None:
-    """Refuse what is not a finite number of at least 0."""
+    """Refuse a value that is not a finite number of at least 0."""
     for key, value in values.items():
         if not 0 <= value < inf:
             raise ValueError(f"{method}: {key}={value}: give a finite number of at least 0")
 
 
 def decay(method: str, **values: float) -> None:
-    """Refuse what is not the rate of an exponential trace."""
+    """Refuse a value that is not the rate of an exponential trace."""
     for key, value in values.items():
         if not 0 <= value < 1:
             raise ValueError(f"{method}: {key}={value}: give a number from 0 to below 1")
 
 
 def share(method: str, **values: float) -> None:
-    """Refuse what is not a share."""
+    """Refuse a value that is not a share."""
     for key, value in values.items():
         if not 0 <= value <= 1:
             raise ValueError(f"{method}: {key}={value}: give a share from 0 to 1")
@@ -162,6 +162,6 @@ def inside(method: str, name: str, value: float, low: float, high: float, remedy
 
 
 def adam_lr(method: str, rate: float | None) -> None:
-    """Refuse a learning rate of Adam that is none."""
+    """Refuse an impossible learning rate of Adam."""
     if rate is not None and not rate > 0:
         raise ValueError(f"{method}: adam_lr={rate} must be above 0: give 0.001, or none for the run's own optimizer")

@@ -1,6 +1,6 @@
-"""Importance on several processes: what each measures for all, and what the first one measures for the others.
+"""Importance on several processes: either each process measures a share, or the first one measures for all.
 
-On one process both are the estimators of `drcl.importance` and `drcl.directions` themselves.
+On one process these are simply the estimators of `drcl.importance` and `drcl.directions`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from drcl.per_sample.plan import Forward
 class Reduced(Importance):
     """An estimator whose samples are divided among the processes and whose result is their common mean.
 
-    Labels and signs that are drawn have to be drawn in one order, so that estimate is made whole by each process;
-    the mean then only makes sure that all go on with the same bits.
+    Random labels and signs must be drawn in one order, so each process makes that estimate completely; the mean then
+    only ensures that all processes continue with the same bits.
     """
 
     def __init__(self, inner: Importance) -> None:
@@ -35,7 +35,7 @@ class Reduced(Importance):
         if here.size == 1:
             return self.inner.estimate(model, batches, parameters, forward)
         batches = list(batches)
-        whole = isinstance(self.inner, Fisher) and self.inner.labels in ("sampled", "signs")
+        whole = isinstance(self.inner, Fisher) and self.inner.labels in ("sampled", "signs", "outputs")
         mine = batches if whole else batches[here.rank :: here.size]
         count = sum(len(batch[0]) for batch in mine)
         if count:
@@ -54,7 +54,8 @@ class Reduced(Importance):
 class FromTheFirst(Kronecker):
     """Directions that the first process finds and all others take from it.
 
-    Made by each for itself they would differ: equal matrices have eigenvectors that are equal only up to rounding.
+    If each process computed its own, they would differ: equal matrices have eigenvectors that agree only up to
+    rounding.
     """
 
     def measure(

@@ -16,7 +16,7 @@ LABELS = HELP["labels"]
 
 
 def number_of(samples: int | None, task: Task) -> int:
-    """How many of a task's training examples are looked at; None: all."""
+    """How many of a task's training examples are used; None: all."""
     return len(task.train) if samples is None else min(samples, len(task.train))
 
 
@@ -29,8 +29,8 @@ def estimate(
     word: str,
     forward: Forward | None = None,
 ) -> dict[str, Tensor]:
-    """Importance by `estimator` from `count` examples of the task, at the weights the network holds now; counted as
-    what it cost. `word` names the draw."""
+    """Importance by `estimator` from `count` examples of the task, at the network's current weights. Its cost is
+    counted. `word` names the draw."""
     method.gradients += -(-count // method.setting.batch)
     batches = list(method.sample(task, count, word))
     answer: Forward = forward or (lambda model, batch: (model(batch[0], task.head), batch[1]))

@@ -1,4 +1,4 @@
-"""Layers whose weights are independent normal variables, and the few things Bayesian methods do with them.
+"""Layers whose weights are independent normal variables, and what Bayesian methods need of them.
 
 A Gaussian layer is a linear or convolutional layer that keeps its names (`weight` and `bias` are the means) and gains
 `weight_scale` and `bias_scale`. Without a generator it computes with the means, exactly as the plain layer does.
@@ -157,14 +157,14 @@ def masked(layers: Mapping[str, Gaussian], masks: Mapping[str, Tensor]) -> Itera
 
 
 def unit_mask(mask: Tensor) -> Tensor:
-    """What is left of each unit's bias: the largest entry of the mask over the unit's inputs."""
+    """The factor on each unit's bias: the largest entry of the mask over the unit's inputs."""
     return mask.flatten(1).amax(1)
 
 
 @contextmanager
 def plain(layers: Iterable[Gaussian]) -> Iterator[None]:
-    """Inside, the layers are ordinary ones that compute with the means: what knows only those, as the batched Fisher
-    information does, need not take them one example at a time."""
+    """Inside, the layers are ordinary layers that compute with the means. Code that only knows ordinary layers, such as
+    the batched Fisher information, then need not process one example at a time."""
     kinds = [(layer, type(layer)) for layer in layers]
     try:
         for layer, kind in kinds:
@@ -190,7 +190,7 @@ def kl(
 
 
 def snapshot(layers: Mapping[str, Gaussian]) -> dict[str, dict[str, Tensor]]:
-    """Means and standard deviations as they are now, by layer."""
+    """The current means and standard deviations, by layer."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, layer in layers.items():
         weight_sigma, bias_sigma = layer.sigma()
@@ -200,13 +200,13 @@ def snapshot(layers: Mapping[str, Gaussian]) -> dict[str, dict[str, Tensor]]:
 
 
 def scale_bytes(layers: Iterable[Gaussian]) -> int:
-    """What the standard deviations take beside the network's own weights."""
+    """Memory of the standard deviations, in addition to the network's own weights."""
     scales = [s for layer in layers for s in (layer.weight_scale, layer.bias_scale) if s is not None]
     return sum(s.nbytes for s in scales)
 
 
 class Bayesian(Method):
-    """Base of methods whose `layers` are Gaussian ones."""
+    """Base of methods whose `layers` are Gaussian."""
 
     layers: dict[str, Gaussian]  # set by its `build`, hence no dataclass: it is no option
 

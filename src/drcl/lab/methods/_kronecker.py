@@ -1,9 +1,9 @@
-"""Kronecker factors of the Fisher information, for methods beside DRCL that use them. Whatever such a method takes from
-`drcl.directions` it takes here.
+"""Kronecker factors of the Fisher information, for methods other than DRCL. All that such a method uses of
+`drcl.directions` is here.
 
 A layer's weight is seen as matrices [groups, positions, outputs, inputs], its bias as the weight of a last input that
-is always 1. The first dimensions are 1 except for grouped convolutions, and where a convolution's kernel positions are
-kept apart.
+is always 1. The first dimensions are 1, except for grouped convolutions and where a convolution's kernel positions are
+kept separately.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Information:
     diagonal: dict[str, Tensor] = field(default_factory=dict)
 
     def pack(self) -> dict[str, Any]:
-        """As a method's state can keep it."""
+        """In a form that a method's state can store."""
         bases = {name: {"tensors": basis.tensors(), "facts": basis.facts()} for name, basis in self.bases.items()}
         return {"bases": bases, "diagonal": self.diagonal}
 
@@ -45,7 +45,7 @@ class Information:
         return cls(bases, state.get("diagonal", {}))
 
     def of_weights(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The diagonal for every weight, those in layers too."""
+        """The diagonal for every weight, including those in layers."""
         found = dict(self.diagonal)
         for name, basis in self.bases.items():
             weight, bias = basis.diagonal()
@@ -64,16 +64,16 @@ def measure(
     decay: float = 1.0,
     **options: Any,
 ) -> Information:
-    """The Fisher information of a task at the weights the network holds now, for all that earlier tasks depend on: a
-    mean over examples, added to what is left of that of the tasks `before`.
+    """The Fisher information of a task at the network's current weights, for all parameters that earlier tasks depend
+    on: a mean over examples, added to the remaining information of the tasks `before`.
 
-    A layer may have a basis in one task and none in another: where its gradients are too small to be told from noise
-    it has a diagonal. What is kept of it then changes its form.
+    A layer may have a basis in one task and none in another: if its gradients cannot be distinguished from noise, it
+    has a diagonal. Its stored information then changes its form.
     """
     count = len(task.train) if samples is None else min(samples, len(task.train))
     method.gradients += -(-count // method.setting.batch)
     seed = seeds.derive(method.setting.seed, method.name, "fisher", task.index)
-    estimator = FromTheFirst(samples=count, labels=labels, seed=seed, rank=None, **options)
+    estimator = FromTheFirst(samples=count, labels=labels, seed=seed, rank=None, passes=2, **options)
     batches = list(method.sample(task, count, "fisher"))
     parameters = method.protected()
     old = before.of_weights(parameters) if before else {}
@@ -96,7 +96,7 @@ def measure(
 
 
 def from_factors(tensors: Mapping[str, Tensor], name: str, inputs: Tensor, outputs: Tensor, count: float) -> Eigenbasis:
-    """The basis of a layer of which only the sums of the factors were kept: single weights take the place of
+    """The basis of a layer of which only the sums of the factors were kept: single weights are used instead of
     directions until the factors of the next task are added."""
     groups, positions, bias = _layout(tensors[name], inputs)
     a, g = (t if t.ndim == 2 else t.diagonal(dim1=-2, dim2=-1) for t in (inputs, outputs))
@@ -126,13 +126,13 @@ def write(stack: Tensor, into: Mapping[str, Tensor], name: str, factor: Tensor) 
 
 
 def curved(inputs: Tensor, outputs: Tensor, stack: Tensor) -> Tensor:
-    """G D A, with a factor that is only a diagonal as well."""
+    """G D A; a factor may also be only a diagonal."""
     left = outputs[:, None] @ stack if outputs.ndim == 3 else outputs[:, None, :, None] * stack
     return left @ inputs[:, None] if inputs.ndim == 3 else left * inputs[:, None, None, :]
 
 
 def _layout(weight: Tensor, factor: Tensor) -> tuple[int, int, bool]:
-    """Groups, kernel positions that are kept apart, and whether the bias is part of the matrix."""
+    """Groups, kernel positions that are kept separately, and whether the bias is part of the matrix."""
     groups, inputs = factor.shape[:2]
     size = weight[0].numel()
     return (groups, 1, True) if inputs > size else (groups, size // inputs, False)

@@ -1,7 +1,8 @@
-"""Options of the library as options of a method: their types, defaults and help are the library's own."""
+"""Options of the library as options of a method, with the library's types, defaults and help texts."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 from drcl import DRCL
 from drcl.lab.common.fields import option
-from drcl.options import HELP, KINDS
+from drcl.options import HELP, KINDS, PRESETS
 
 Class = TypeVar("Class", bound=type)
 
@@ -17,10 +18,10 @@ Class = TypeVar("Class", bound=type)
 def takes(
     source: type, *names: str, before: str | None = None, defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Class], Class]:
-    """For a method's class, between ``@dataclass`` and its body: it takes these options of `source` too.
+    """A decorator for a method's class, below ``@dataclass``: the method also takes these options of `source`.
 
-    They are listed in front of its own option `before`, or at the end. `defaults` are others than the library's. What
-    the class declares itself stays as it is.
+    They are listed before its own option `before`, or at the end. `defaults` replace the library's. Options that the
+    class declares itself do not change.
     """
     kinds = KINDS if source is DRCL else typing.get_type_hints(source)
     signature = inspect.signature(source).parameters
@@ -36,3 +37,20 @@ def takes(
         return cls
 
     return add
+
+
+def fills_in_presets(cls: Class) -> Class:
+    """A decorator for a method's class, above ``@dataclass``: `preset` sets the options that are not given explicitly.
+
+    It does not set the learning rate, which belongs to the run, or the policy of norm layers, which belongs to the
+    network. If the preset has a value, None does not count as given, because a config file cannot express None.
+    """
+    init = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def filled(self: Any, *args: Any, **given: Any) -> None:
+        stands_for = {k: v for k, v in PRESETS.get(given.get("preset") or "", {}).items() if k not in ("lr", "norms")}
+        init(self, *args, **stands_for | {k: v for k, v in given.items() if v is not None or k not in stands_for})
+
+    cls.__init__ = filled  # type: ignore[misc]
+    return cls

@@ -1,7 +1,7 @@
 """Remembered examples: a reservoir that is a uniform sample of all it was ever offered, and how to draw from it.
 
-Everything is a nest of tensors and plain values inside a method's state, so a checkpoint holds it and a resumed run
-goes on with the same memory. An example keeps the head that has to answer it.
+Everything is a nest of tensors and plain values inside a method's state, so a checkpoint contains it and a resumed run
+continues with the same memory. Each example is stored with the head that answers it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from drcl.lab.methods.base import Batch, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
-Memory = dict[str, Any]  # x, y, head: one row an example; offered: how many have come by
+Memory = dict[str, Any]  # x, y, head: one row per example; offered: how many have come by
 
 
 def empty(rows: int, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Memory:
@@ -30,7 +30,7 @@ def empty(rows: int, shape: tuple[int, ...], device: torch.device | str = "cpu")
 
 
 def filled(memory: Memory) -> int:
-    """How many examples it holds."""
+    """The number of examples in the memory."""
     return min(int(memory["offered"]), len(memory["y"]))
 
 
@@ -39,7 +39,7 @@ def offer(memory: Memory, batch: Batch, generator: torch.Generator, **more: Tens
     random one, which leaves every example offered so far equally likely to be there. `more` are columns of the memory
     beside images, labels and heads."""
     rows, heads = len(memory["y"]), batch.heads()
-    # One word an example, drawn at once: float64 is exact enough for streams of any length.
+    # One word per example, drawn at once: float64 is exact enough for streams of any length.
     chance = torch.rand(len(batch), generator=generator, dtype=torch.float64).tolist()
     places: dict[int, int] = {}
     for i, share in enumerate(chance):
@@ -58,12 +58,12 @@ def offer(memory: Memory, batch: Batch, generator: torch.Generator, **more: Tens
 
 
 def draw_rows(memory: Memory, count: int, generator: torch.Generator) -> Tensor:
-    """Where `count` different examples lie, at random; all of them where there are no more."""
+    """Positions of `count` different examples, at random; all of them if there are no more."""
     return torch.randperm(filled(memory), generator=generator)[:count].to(memory["y"].device)
 
 
 def draw(memory: Memory, count: int, generator: torch.Generator) -> Batch | None:
-    """`count` different examples at random, all of them where there are no more, None where there are none."""
+    """`count` different examples at random; all of them if there are no more; None if there are none."""
     if filled(memory) == 0:
         return None
     return at_rows(memory, draw_rows(memory, count, generator))
@@ -74,17 +74,17 @@ def at_rows(memory: Memory, rows: Tensor) -> Batch:
 
 
 def trunk_and_heads(model: Network, heads: list[int]) -> dict[str, nn.Parameter]:
-    """What remembered examples can teach: the trunk and the heads of all tasks that have come."""
+    """Parameters that remembered examples can train: the trunk and the heads of all tasks so far."""
     parts = [model.groups()["trunk"], *(model.head_parameters(head) for head in heads)]
     return {name: p for part in parts for name, p in part.items()}
 
 
 @dataclass
 class Remembering(Method):
-    """Base of methods that keep examples: remembered ones teach the trunk and the heads of all tasks so far."""
+    """Base of methods that keep examples; these train the trunk and the heads of all tasks so far."""
 
     def rows(self) -> int:
-        """For how many examples there is room at the beginning."""
+        """The number of examples for which there is room at the beginning."""
         return 0
 
     def build(self, model: Network, setting: Setting) -> Network:
@@ -99,7 +99,7 @@ class Remembering(Method):
         return self.taught()
 
     def taught(self) -> dict[str, nn.Parameter]:
-        """What examples of all tasks so far can teach, by name."""
+        """The parameters that examples of all tasks so far can train, by name."""
         return trunk_and_heads(self.model, self.state["heads"])
 
     def remembered(self, count: int, generator: torch.Generator) -> Batch | None:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 
 def copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The weights as they are now, to be anchors."""
+    """The current weights, as anchors."""
     return {name: p.detach().clone() for name, p in parameters.items()}
 
 
 def penalty(
     parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor], importance: Mapping[str, Tensor] | None, lam: float
 ) -> Tensor:
-    """``lam/2 * sum F (w - a)^2``; F is one everywhere where it is not given."""
+    """``lam/2 * sum F (w - a)^2``; if F is not given, it is one everywhere."""
     total = torch.zeros(())
     for name, a in anchor.items():
         square = (parameters[name] - a).square()
@@ -32,7 +32,7 @@ def penalty(
 def add_pull(
     parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor], importance: Mapping[str, Tensor] | None, lam: float
 ) -> None:
-    """Add the penalty's gradient to ``.grad``; weights that have no gradient now are not being trained."""
+    """Add the penalty's gradient to ``.grad``; weights without a gradient are skipped, because they are not trained."""
     names = [name for name in anchor if parameters[name].grad is not None]
     if not names:
         return

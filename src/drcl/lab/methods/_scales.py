@@ -1,4 +1,4 @@
-"""Parameters that come with the tasks: the scaling matrices of TRGP and CUBER, carried by the network."""
+"""Parameters that are added with the tasks: the scaling matrices of TRGP and CUBER, stored in the network."""
 
 from __future__ import annotations
 

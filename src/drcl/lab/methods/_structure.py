@@ -1,8 +1,8 @@
-"""Bayesian methods that learn which weights a task uses: normal weights, a mask for each task, two stages a task.
+"""Bayesian methods that learn which weights a task uses: normal weights, a mask for each task, two stages per task.
 
-Stage 1 draws masks from relaxed Bernoulli variables whose odds fall along a broken stick and are moved by an offset of
-each entry; stage 2 trains the weights under the one binary mask that is left. A subclass says what the sticks are made
-of and how a binary mask is read off them.
+Stage 1 draws masks from relaxed Bernoulli variables whose odds fall along a broken stick and are shifted by an offset
+for each entry. Stage 2 trains the weights under the resulting binary mask. A subclass defines the sticks and how a
+binary mask is derived from them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Structured(Method):
 
     kl: float = option(1.0, "factor on all KL terms; 1 is the variational bound")
     samples: int = option(2, "draws of masks and weights in each step")
-    test_samples: int = option(10, "draws of the weights an answer is averaged over; 0 answers with the means")
+    test_samples: int = option(10, "number of weight draws over which an answer is averaged; 0 answers with the means")
     sigma_start: float = option(0.01, "first standard deviation of the weights")
     adam_lr: float | None = option(1e-3, "learning rate of Adam, as in the paper; none: the run's own optimizer")
     structure_lr: float = option(0.1, "learning rate of sticks and offsets")
@@ -85,11 +85,11 @@ class Structured(Method):
         raise NotImplementedError
 
     def settled(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """The binary masks the structure stands for now."""
+        """The binary masks that the current structure represents."""
         raise NotImplementedError
 
     def keep_sticks(self) -> None:
-        """At the end of a task: what the next one starts from."""
+        """At the end of a task, set the state from which the next one starts."""
         raise NotImplementedError
 
     # ---- a task
@@ -107,7 +107,7 @@ class Structured(Method):
             self.state["mask"] = {name: pack(mask.bool()) for name, mask in self.current().items()}
 
     def parameters(self, task: Task) -> dict[str, nn.Parameter]:
-        """The structure is learned in the first stage only."""
+        """The structure is learned only in the first stage."""
         trained = super().parameters(task)
         if self.at.stage == 0:
             trained |= {f"structure.{name}": p for name, p in self.structure.items()}
@@ -208,8 +208,8 @@ class Structured(Method):
 
     @torch.no_grad()
     def current(self) -> dict[str, Tensor]:
-        """The binary masks of the task at hand if its first stage ended now; for the same structure always the same
-        ones. A layer that would be left without any entry keeps its most likely unit, or nothing could pass."""
+        """The binary masks of the current task if its first stage ended now; the same structure always gives the same
+        masks. A layer that would be left without any entry keeps its most likely unit; otherwise nothing could pass."""
         seed = seeds.derive(self.setting.seed, self.name, "mask", self.at.task)
         masks = self.settled(torch.Generator().manual_seed(seed))
         for name, prior in self.odds(None).items():
@@ -223,7 +223,7 @@ class Structured(Method):
         return None if kept is None else self._unpacked(kept)
 
     def mask_of(self, task: int) -> dict[str, Tensor]:
-        """The masks a task was left with; before that those of the task at hand."""
+        """The final masks of a task; before it ends, its current ones."""
         kept = self.state.get("masks", {}).get(str(task))
         if kept is not None:
             return self._unpacked(kept)
@@ -234,7 +234,7 @@ class Structured(Method):
         return {name: unpack(bits, self.offset(name)).to(self.layers[name].weight) for name, bits in kept.items()}
 
     def union(self) -> dict[str, Tensor]:
-        """1 where some finished task uses the entry. Derived from the masks, and again whenever there is one more."""
+        """1 where some finished task uses the entry. Derived from the masks, and updated with every finished task."""
         kept = self.state.get("masks", {})
         if self._union_of != len(kept):
             each = [self._unpacked(masks) for masks in kept.values()]
@@ -249,7 +249,7 @@ class Structured(Method):
         self._union, self._union_of = {}, 0
 
     def state_bytes(self) -> int:
-        """Standard deviations, sticks and offsets are the method's, though the network carries them."""
+        """Standard deviations, sticks and offsets belong to the method, although the network contains them."""
         own = sum(p.nbytes for p in self.structure.values())
         return super().state_bytes() + _gaussian.scale_bytes(self.layers.values()) + own
 

@@ -5,11 +5,11 @@
     g <- g                                        where g . g_ref >= 0
     g <- g - (g . g_ref / g_ref . g_ref) g_ref    otherwise
 
-Both are one flat vector over the trunk and the heads of all tasks so far; where the batch does not reach a head, its
-part of g is zero. The promise is about the gradient: momentum or Adam may still step elsewhere.
+Both are one flat vector over the trunk and the heads of all tasks so far. If the batch does not use a head, its part of
+g is zero. The guarantee holds for the gradient only: momentum or Adam may still step elsewhere.
 
-At a task's end `per_class` of its training images a class are remembered, as they are without augmentation, so the
-reference never holds examples of the current task. The reference is taken in evaluation mode: no dropout noise, and
+At a task's end, `per_class` of its training images per class are remembered, without augmentation, so the reference
+never contains examples of the current task. The reference is taken in evaluation mode: no dropout noise, and
 norm statistics belong to the task being learned.
 """
 
@@ -39,7 +39,7 @@ class AGEM(Remembering):
     about: ClassVar[str] = "averaged gradient episodic memory: gradients projected off conflicts with old examples"
     abilities: ClassVar[Abilities] = Abilities(old_data="some")
 
-    per_class: int = option(13, "examples remembered of each class of each task")
+    per_class: int = option(13, "remembered examples of each class of each task")
     reference: int = option(256, "remembered examples in the reference gradient of a step")
 
     def check(self) -> None:
@@ -70,7 +70,7 @@ class AGEM(Remembering):
 
 @torch.no_grad()
 def project(parameters: list[nn.Parameter], reference: list[Tensor | None]) -> bool:
-    """Take from the gradients their part along `reference` if they point against it; whether they did."""
+    """Remove from the gradients their part along `reference` if they point against it; returns whether they did."""
     pairs = [(p.grad, r) for p, r in zip(parameters, reference) if p.grad is not None and r is not None]
     # In double: over millions of weights a float32 sum could miss the sign of a small product.
     dot = sum(float((g * r).sum(dtype=torch.float64)) for g, r in pairs)

@@ -1,5 +1,5 @@
-"""BAN: Bayesian adaptation of depth and width. A stick over the layers decides how much of each a task uses; what
-earlier tasks use is held by their posterior, all else is free."""
+"""BAN: Bayesian adaptation of depth and width. A stick over the layers decides how much of each a task uses. Weights
+that earlier tasks use are held by their posterior; all others are free."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class BAN(Structured):
     posterior of the task before, over the weights that the mask of some earlier task holds; all others, and so the
     whole first task, are free. KL(nu) is taken to the posterior of the sticks before the task, at first to Beta(a, b).
 
-    Then one binary mask is drawn from the mean probabilities and kept, in one bit an entry. The second stage goes on
-    under it, on cross-entropy and KL(W) alone, so a task costs twice its steps. At the end the posteriors become
-    priors, gamma begins anew at 0 and Adam's rate for the weights is multiplied by `lr_decay`. A task is answered under
-    its own mask, with the mean probability of `test_samples` draws of W, always the same ones.
+    Then one binary mask is drawn from the mean probabilities and kept, in one bit per entry. The second stage continues
+    with it, on cross-entropy and KL(W) alone, so a task costs twice its steps. At the end the posteriors become priors,
+    gamma begins anew at 0 and Adam's rate for the weights is multiplied by `lr_decay`. A task is answered under its own
+    mask, with the mean probability of `test_samples` draws of W, always the same ones.
 
     With `best`, and where there is validation data, each stage ends with a copy of the weights of the epoch that was
     best on it. In the authors' code that copy is the network itself, so nothing is restored; the KL of the masks counts
-    the last layer alone, the second stage's rate falls tenfold every epoch, and answers average logits. Here it is as
-    the paper says. Heads are plain. Norm layers have no rule, and the task must be known.
+    the last layer alone, the second stage's rate falls tenfold every epoch, and answers average logits. This
+    implementation follows the paper. Heads are plain. Norm layers are not supported, and the task must be known.
 
     The defaults are the paper's for CIFAR-100 with ten tasks; for permuted MNIST it has a=75, b=300, temperature 0.3
     and the rates 0.02 and 0.03.
@@ -173,7 +173,7 @@ class BAN(Structured):
 
 
 class Kept(nn.Module):
-    """Hands its input on and remembers it for the `Sum` behind it."""
+    """Passes its input on and remembers it for the `Sum` that follows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class Kept(nn.Module):
 
 
 class Sum(nn.Module):
-    """Adds what `Kept` has remembered."""
+    """Adds the input that `Kept` has remembered."""
 
     def __init__(self, kept: Kept) -> None:
         super().__init__()

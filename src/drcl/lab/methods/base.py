@@ -1,31 +1,33 @@
-"""`Method`: what the learner calls while it walks through the tasks.
+"""`Method`: what the learner calls while it trains on one task after the other.
 
-A method is a dataclass whose fields are its hyperparameters, in a file of its own, which says what it needs and what it
-can take (`abilities`) and has only the hooks it needs:
+A method is a dataclass in its own file. Its fields are its hyperparameters. It declares what it needs and supports
+(`abilities`), and it implements only the hooks that it needs:
 
     build           once: may rewrite the network's layers (masks, gates, Gaussian weights)
     data            which tasks' training data this task trains on; none at all skips the task
     before_task     reset what belongs to one task
     before_stage    the same for each of its `stages`, where a task is trained more than once
     stage_share     how many of a task's steps a stage has, as a share
-    optimizer       a fresh one for each stage, over `parameters` of that task
-    before_step     sees the whole batch; may enlarge it (replay), always behind its own examples
+    optimizer       a new one for each stage, over `parameters` of that task
+    before_step     sees the whole batch; may append examples to it (replay)
     loss            of a batch; the penalty of a regulariser may be added here or, as a gradient, afterwards
     after_backward  reads or edits gradients in place, as those of the whole batch
     step            one step of the optimizer; most never touch it
     after_step      clamp, accumulate
-    restored        network and state have been put back to the best epoch, with which the stage ends
+    observer        reports what a proximal step was offered and what it let through
+restored        network and state have been put back to the best epoch, with which the stage ends
     after_task      importance, memory, masks
-    deployed        puts the weights to be judged into the network for the time of an evaluation
+    deployed        puts the final weights into the network during an evaluation
     predict         logits of a task's head
 
-Whatever has to outlive a crash is kept in ``self.state``: tensors and plain values, nested at will. It is saved with
-every checkpoint and given back before the first hook is called, so a hook must not keep anything elsewhere.
+Everything that must survive a crash belongs into ``self.state``: tensors and plain values, nested as you like. It is
+saved with every checkpoint and restored before the first hook is called, so a hook must not keep anything elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -41,10 +43,11 @@ from drcl.lab.networks.norms import settled
 from drcl.lab.streams import Scenario, Stream, Task
 from drcl.lab.streams.examples import Examples
 from drcl.per_sample.draw import tensors
+from drcl.splitting.observation import Observer
 
 
 class Knob(NamedTuple):
-    """The option that weighs old against new, and the range in which to look for it at first."""
+    """The option that balances old against new tasks, and the range in which to search first."""
 
     name: str
     low: float = 1e-3
@@ -52,7 +55,7 @@ class Knob(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Images, labels and the head that answers: one for all, or one an image."""
+    """Images, labels and the head that answers: one for all, or one per image."""
 
     x: Tensor
     y: Tensor
@@ -82,7 +85,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Where:
-    """How far the run has come. Draw random numbers from this and the seed, and a resumed run draws the same."""
+    """How far the run has come. If random numbers depend only on this and the seed, a resumed run draws the same."""
 
     task: int = 0
     stage: int = 0
@@ -95,7 +98,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method may know of the run it is in."""
+    """What a method may know about its run."""
 
     scenario: Scenario
     tasks: int
@@ -112,7 +115,7 @@ class Setting:
     momentum_given: bool = False  # for this task alone: it counts for more than a momentum of the method's own
 
     def make_optimizer(self, params: Any, **changes: Any) -> torch.optim.Optimizer:
-        """The optimizer the run asks for, over parameters, named parameters or groups."""
+        """The optimizer of the run's settings, over parameters, named parameters or groups."""
         lr = changes.pop("lr", self.lr)
         if self.optimizer == "sgd":
             given = {"momentum": self.momentum, "weight_decay": self.weight_decay} | changes
@@ -136,15 +139,19 @@ class Method:
     def __post_init__(self) -> None:
         self.state: dict[str, Any] = {}
         self.at = Where()
-        self.gradients = 0  # backward passes of its own, beside the learner's one a step
+        self.gradients = 0  # backward passes of its own, beside the learner's one per step
         self.logits: Tensor | None = None
         self.check()
 
     def check(self) -> None:
-        """Refuse hyperparameters that make no sense, by ``ValueError`` with the name, the value and the remedy."""
+        """Refuse hyperparameters that make no sense: raise ``ValueError`` with the name, the value and the remedy."""
+
+    def training_defaults(self) -> dict[str, Any]:
+        """Training settings that these options of the method imply, unless the run gives others."""
+        return {}
 
     def build(self, model: Network, setting: Setting) -> Network:
-        """Take the network. Raise ``ValueError`` for a network or scenario the method is not made for."""
+        """Take the network. Raise ``ValueError`` for a network or scenario that the method does not support."""
         refuse(
             self.name,
             self.abilities,
@@ -169,7 +176,7 @@ class Method:
         return 1.0
 
     def parameters(self, task: Task) -> dict[str, nn.Parameter]:
-        """What this task trains, by name: the trunk and its own head, never another task's."""
+        """The parameters that this task trains, by name: the trunk and its own head, never another task's."""
         return self.model.groups()["trunk"] | self.model.head_parameters(task.head)
 
     def optimizer(self, task: Task) -> torch.optim.Optimizer:
@@ -196,7 +203,18 @@ class Method:
 
     def restored(self) -> None: ...
 
+    def observer(self) -> Observer | None:
+        """The object that sees what a proximal step is offered and lets through. None: every step passes unfiltered."""
+        return None
+
     # ---- judgement
+
+    def directions_held(self) -> float:
+        """Share of the protected directions that the task did not move; called before its consolidation.
+
+        NaN for a method that protects no directions.
+        """
+        return math.nan
 
     @contextlib.contextmanager
     def deployed(self) -> Iterator[None]:
@@ -214,7 +232,7 @@ class Method:
         self.state = state
 
     def state_bytes(self) -> int:
-        """Bytes kept from task to task beside the network and the optimizer's own moments."""
+        """Bytes kept from task to task, in addition to the network and the optimizer's own moments."""
         return sum(t.numel() * t.element_size() for t in tensors(self.state))
 
     # ---- tools for those who derive
@@ -229,7 +247,7 @@ class Method:
         return mixed_cross_entropy(self.model, batch)
 
     def protected(self) -> dict[str, nn.Parameter]:
-        """What earlier tasks depend on, by name: the trunk, and the head where all tasks share one."""
+        """The parameters that earlier tasks depend on, by name: the trunk, and the head if all tasks share one."""
         return self.model.groups()["trunk"] if self.setting.scenario == "task" else dict(self.model.named_parameters())
 
     def sample(self, task: Task, count: int | None, word: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -243,13 +261,13 @@ class Method:
 
     @contextlib.contextmanager
     def one_by_one(self, task: Task, batches: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
-        """Inside, each example of these has an output and a gradient of its own, in evaluation mode: where norm layers
-        look at the batch at hand, they use the statistics of these batches."""
+        """Inside, each of these examples has its own output and gradient, in evaluation mode. Norm layers that normally
+        use the current batch use the statistics of these batches instead."""
 
         def look() -> int:
             several = [x for x, _ in batches if len(x) > 1]  # one alone has no statistics
             if not several:
-                raise ValueError(f"{self.name}: one example is too few for norm layers that look at a whole batch")
+                raise ValueError(f"{self.name}: one example is too few for norm layers that use a whole batch")
             with torch.no_grad():
                 for x in several:
                     self.model(x, task.head)

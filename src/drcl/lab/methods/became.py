@@ -31,9 +31,9 @@ class BECAME(SGP):
 
     one number in [0, 1] for the whole network. The merged weights are kept, F_t of them joins the sum and the bases
     grow from their activations. F is the diagonal Fisher information, the mean over the same number of examples in
-    every task, so that tasks weigh alike. Merged is what the tasks share; a task's own head stays as the second stage
-    left it. Scale and shift of norm layers are kept after the first task in both stages. Training costs twice the
-    steps, except in the first task.
+    every task, so that all tasks have equal weight. Only shared weights are merged; a task's own head stays as the
+    second stage left it. Scale and shift of norm layers are kept after the first task in both stages. Training costs
+    twice the steps, except in the first task.
     """
 
     name: ClassVar[str] = "became"
@@ -47,7 +47,9 @@ class BECAME(SGP):
 
     def check(self) -> None:
         super().check()
-        _checks.at_least(self.name, "fisher_samples", self.fisher_samples, 1, "the merge weighs tasks by it; try 1000")
+        _checks.at_least(
+            self.name, "fisher_samples", self.fisher_samples, 1, "the merge needs it to weigh tasks; try 1000"
+        )
 
     @property
     def stages(self) -> int:  # type: ignore[override]
@@ -88,7 +90,7 @@ class BECAME(SGP):
 
 
 def coefficient(away: Mapping[str, Tensor], new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
-    """How far to go from the projected weights (0) to the free ones (1); 1 where nothing speaks against it."""
+    """How far to go from the projected weights (0) to the free ones (1); 1 if no task opposes it."""
     gain = sum(float((new[name].double() * d.double().square()).sum()) for name, d in away.items())
     loss = sum(float((old[name].double() * d.double().square()).sum()) for name, d in away.items())
     return gain / (gain + loss) if gain + loss > 0 else 1.0

@@ -1,4 +1,4 @@
-"""CUBER: TRGP that also changes the frozen weights of old tasks, where this should help them."""
+"""CUBER: TRGP that also changes the frozen weights of old tasks if this should help them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class CUBER(TRGP):
     """Lin, Yang, Fan, Zhang, "Beyond Not-Forgetting: Continual Learning with Backward Knowledge Transfer", NeurIPS 2022
     (arXiv 2211.00789).
 
-    When task t begins, each layer finds each old task j in one of three regimes, by the gradient G of the new task at
-    the weights of now, and by G_j, that of the old task when it ended:
+    When task t begins, each old task j falls into one of three regimes in each layer. They depend on the gradient G of
+    the new task at the current weights, and on G_j, the gradient of the old task when it ended:
 
         1   |G B_j B_j^T| <= epsilon |G|           weakly related: B_j is held, as in GPM
         2   above, and <G_j, G> <= correlation |G_j| |G|    held, and scaled by Q_j as in TRGP
         3   above, and <G_j, G> above that         positively correlated: W moves along B_j as well
 
     The loss of the new task gains lam/2 * sum over j in regime 3 of |(W - W_0) B_j|^2, with W_0 the weights it began
-    with. Of the memory those columns are released which belong to tasks in regime 3 only; what a task in another
-    regime uses, in its own space or in one that it scales, stays held. One gradient for each task is kept for this. The
+    with. Columns of the memory are released if they belong only to tasks in regime 3. Columns that a task in another
+    regime uses, in its own space or in one that it scales, stay protected. One gradient per task is kept for this. The
     defaults of epsilon, correlation and lam are constants in the authors' public code of TRGP on CIFAR-100.
     """
 
@@ -67,7 +67,7 @@ class CUBER(TRGP):
         return [old for old in near if old not in helped]
 
     def _used(self, name: str, old: int) -> list[int]:
-        """The tasks whose spaces an old task's answers depend on: its own, and those it scales."""
+        """The tasks on whose spaces an old task's answers depend: its own, and those it scales."""
         return [old, *(other for layer, other in self.pairs(old) if layer == name)]
 
     @staticmethod

@@ -1,14 +1,14 @@
-"""Dark experience replay, DER++ (Buzzega, Boschini, Porrello, Abati, Calderara, NeurIPS 2020): remember answers too.
+"""Dark experience replay, DER++ (Buzzega, Boschini, Porrello, Abati, Calderara, NeurIPS 2020): remember answers, too.
 
     L = CE(batch) + alpha * MSE(logits of x1, z1) + beta * CE(x2, y2)
 
 x1 with the logits z1 that the network gave for it when it was stored, and x2 with its label y2, are two independent
 draws from the memory. CE is the mean over examples, MSE the mean over examples and outputs. Each example is answered by
-its own head, and only by those outputs that were there when it was stored: in class-incremental streams the classes met
-by then. alpha = 0 is experience replay with the weight beta, beta = 0 is DER, both 0 is plain fine-tuning.
+its own head, and only by the outputs that existed when it was stored: in class-incremental streams, the classes seen by
+then. alpha = 0 is experience replay with the weight beta, beta = 0 is DER, both 0 is plain fine-tuning.
 
-After each step the batch is offered to a reservoir together with the logits it had in that step. Unlike with
-experience replay this happens in every epoch: logits of a first epoch alone would be those of an untrained network.
+After each step the batch is offered to a reservoir together with its logits in that step. Unlike in experience replay,
+this happens in every epoch: logits from the first epoch alone would come from an untrained network.
 
 The defaults are the paper's for a memory of 500 examples on split CIFAR-10; on permuted MNIST it has alpha 1.
 """
@@ -35,10 +35,10 @@ class DERPlusPlus(ER):
     """Costs one pass over the batch and both draws together."""
 
     name: ClassVar[str] = "der++"
-    about: ClassVar[str] = "dark experience replay: old examples with their labels and with the logits they once had"
+    about: ClassVar[str] = "dark experience replay: old examples with their labels and their logits at that time"
     tunes: ClassVar[Knob | None] = Knob("alpha", 0.01, 10.0)
 
-    alpha: float = option(0.2, "weight of the squared distance to the logits that were stored")
+    alpha: float = option(0.2, "weight of the squared distance to the stored logits")
     beta: float = option(0.5, "weight of the cross-entropy of remembered examples")
 
     def check(self) -> None:
@@ -97,7 +97,7 @@ class DERPlusPlus(ER):
         del self._offered
 
     def _stored(self) -> Tensor:
-        """The logits of the whole batch in this step, NaN where its head has no such output."""
+        """The logits of the whole batch in this step; NaN where the head has no such output."""
         batch, own, heads = self._offered, self.logits, self.model.heads
         assert own is not None
         assert isinstance(batch.head, int)
@@ -112,7 +112,7 @@ class DERPlusPlus(ER):
 
 
 def squared_distance(logits: Tensor, z: Tensor) -> Tensor:
-    """Of each example the mean squared distance over the outputs that z has; 0 where it has none."""
+    """For each example, the mean squared distance over the outputs that z has; 0 if it has none."""
     z = z[:, : logits.shape[1]]
     there = ~z.isnan()
     gap = torch.where(there, logits.float() - z.nan_to_num(), 0.0)

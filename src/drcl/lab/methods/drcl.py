@@ -1,42 +1,45 @@
-"""DRCL, the method of this package, as a contestant: `drcl.DRCL` with all its options.
+"""DRCL, the method of this package, as a method of the laboratory: `drcl.DRCL` with all its options.
 
     x = y - gamma * grad f(y)                  plasticity
     r = 2x - y                                 reflection (none with forward-backward)
     z = a + soft(r - a, gamma * lam * F)       stability, about the weights a of the tasks before
     y = y + z - x
 
-The trunk is protected; heads of single tasks stay free, a shared head is protected like the rest. The network holds y
-while it trains and is judged at z.
+The trunk is protected. Heads of single tasks stay free; a shared head is protected like the rest. The network holds y
+during training and is evaluated at z.
 
-The defaults come from a few single-seed trials on digits under the benchmarks' momentum of 0.9: tune the strength. The
-paper's own iteration is ``splitting=douglas-rachford``, which wants momentum=0 or a small learning rate: with momentum
-its fixed point is stable only for steps ten times smaller. ``preset=paper`` takes all of the paper's settings but its
-learning rate, which is the run's: 0.005 from the second task on (``later_lr``) in the paper.
+The defaults come from a few single-seed trials on digits with the benchmarks' momentum of 0.9, so tune the strength.
+The paper's own iteration is ``splitting=douglas-rachford``. It needs momentum=0 or a small learning rate: with momentum
+its fixed point is stable only for steps ten times smaller. ``preset=paper`` takes the paper's settings, unless you give
+others. It also sets the learning rate from the second task on to 0.005 (``later_lr``). The paper does not state a rate
+for the first task, which keeps the benchmark's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral
+from drcl import DRCL, MAS, Fisher, Kronecker, PathIntegral, drift
 from drcl.importance import Importance, Labels
 from drcl.lab.common import seeds
 from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks, _fisher
 from drcl.lab.methods._estimators import FromTheFirst, Reduced
 from drcl.lab.methods._fisher import LABELS
-from drcl.lab.methods._library import takes
+from drcl.lab.methods._library import fills_in_presets, takes
 from drcl.lab.methods.base import Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
-from drcl.options import PRESETS, one_of, settings
+from drcl.options import PRESETS, one_of
 from drcl.per_sample.draw import tensors
+from drcl.splitting.observation import Observer
 
 # Options of the library that are this method's, by whose they are; `backend` too, at the end of the list.
 SOLVER = (
@@ -46,6 +49,7 @@ SOLVER = (
 DIRECTIONS = ("eigenvalues", "convolutions", "rank")
 
 
+@fills_in_presets  # so that a run's record says what was run
 @dataclass
 @takes(DRCL, *SOLVER, before="momentum")
 @takes(Kronecker, *DIRECTIONS, before="path_damping")
@@ -55,28 +59,22 @@ class DouglasRachford(Method):
 
     name: ClassVar[str] = "drcl"
     about: ClassVar[str] = "Douglas-Rachford continual learning: a proximal step about the old weights"
-    tunes: ClassVar[Knob | None] = Knob("strength")
+    tunes: ClassVar[Knob | None] = Knob("strength", 1e-5, 1.0)
 
     keeps_optimizer: ClassVar[bool] = True
 
-    preset: Literal["paper"] | None = option(None, "settings under one name; all but the learning rate are then fixed")
-    momentum: float | None = option(None, "momentum of the plasticity step; none takes the benchmark's")
+    preset: Literal["paper"] | None = option(None, "several settings under one name; options given explicitly win")
+    momentum: float | None = option(None, "momentum of the plasticity step; none: the benchmark's")
     importance: Literal["fisher", "kronecker", "mas", "path"] = option(
-        "fisher", "how importance is estimated; kronecker protects directions in place of single weights"
+        "fisher", "how importance is estimated; kronecker protects directions instead of single weights"
     )
-    samples: int | None = option(Fisher().samples, "training images a task for it; none takes all")
-    labels: Labels = option(Fisher().labels, LABELS)
+    samples: int | None = option(Fisher().samples, "training images per task for the importance; none: all")
+    labels: Labels = option(Fisher.usual_labels, LABELS)
     path_damping: float = option(PathIntegral().damping, "damping of the path integral")
 
     def check(self) -> None:
         if self.preset is not None:
             one_of("preset", self.preset, ("paper",))
-            usual = {f.name: f.default for f in fields(self)}
-            own = {k: getattr(self, k) for k in PRESETS[self.preset] if k != "lr"}
-            given = {k: v for k, v in own.items() if v != usual[k]}
-            for key, value in settings(self.preset, given).items():
-                if key != "lr":
-                    setattr(self, key, value)  # so that a run's record says what was run
         _checks.at_least_one_or_none(self.name, samples=self.samples)
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError(f"drcl: momentum={self.momentum}: give 0 <= momentum < 1, or none")
@@ -84,10 +82,15 @@ class DouglasRachford(Method):
         PathIntegral(self.path_damping)
         Kronecker(**self._directions())
 
+    def training_defaults(self) -> dict[str, Any]:
+        return {} if self.preset is None else {"later_lr": PRESETS[self.preset]["lr"]}
+
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
         if self.preset is not None and setting.optimizer != "sgd":
-            raise ValueError(f"drcl: preset={self.preset} is of plain SGD; take optimizer=sgd, not {setting.optimizer}")
+            raise ValueError(
+                f"drcl: preset={self.preset} works only with plain SGD; use optimizer=sgd, not {setting.optimizer}"
+            )
         guarded = self.protected()
         groups: list[dict[str, Any]] = [{"params": list(guarded.items())}]
         free = {n: p for n, p in model.named_parameters() if n not in guarded}
@@ -99,11 +102,13 @@ class DouglasRachford(Method):
             self._optimizer = self._make(groups, **sgd)
         else:
             self._optimizer = DRCL.around(setting.make_optimizer(groups), **self._solver())
+        self._optimizer.progress.observer = Observer()
         self._path = PathIntegral(self.path_damping).watch(self._optimizer) if self.importance == "path" else None
         return model
 
     def _solver(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in (*SOLVER, "backend")}
+        # What norm layers remember is the network's affair, with every method alike (drcl.lab.networks.norms).
+        return {k: getattr(self, k) for k in (*SOLVER, "backend")} | {"norms": "shared"}
 
     def _directions(self) -> dict[str, Any]:
         return {k: getattr(self, k) for k in DIRECTIONS}
@@ -112,7 +117,7 @@ class DouglasRachford(Method):
         return DRCL(params, **sgd, **self._solver())
 
     def optimizer(self, task: Task) -> torch.optim.Optimizer:
-        """The same one for the whole run, with the learning rate and the momentum of this task."""
+        """The same optimizer for the whole run, with the learning rate and the momentum of this task."""
         for group in self._optimizer.param_groups:
             group["lr"] = group["initial_lr"] = self.setting.lr
             if self.setting.optimizer == "sgd":
@@ -127,6 +132,16 @@ class DouglasRachford(Method):
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> Tensor:
         return self._optimizer.step(closure)
 
+    def observer(self) -> Observer | None:
+        return self._optimizer.progress.observer if self._optimizer.tasks else None  # nothing is filtered before
+
+    def directions_held(self) -> float:
+        anchor = self._optimizer.anchor if self.importance == "kronecker" else None
+        if anchor is None:
+            return math.nan
+        with self.deployed():
+            return drift(self.model, anchor).total.directions_unmoved
+
     @contextlib.contextmanager
     def deployed(self) -> Iterator[None]:
         with self._optimizer.deployed():
@@ -134,10 +149,11 @@ class DouglasRachford(Method):
 
     @torch.no_grad()
     def restored(self) -> None:
-        """z was measured and becomes y, as at the end of a task; a proposal that had not been negotiated is dropped."""
+        """z was measured and becomes y, as at the end of a task; a proposal that was not negotiated yet is dropped."""
         self._optimizer.eval()
         for p, state in self._optimizer.protected():
-            state.pop("start", None)
+            for key in ("start", "gradients"):
+                state.pop(key, None)
             if "z" in state:
                 state["z"].copy_(p)
         progress = self._optimizer.progress

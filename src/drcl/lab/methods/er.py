@@ -3,8 +3,8 @@
     each step       L = mean cross-entropy over the batch and as many remembered examples, each by its own head
     after a step    the batch is offered to the reservoir, which stays a uniform sample of all examples so far
 
-Examples are offered in the first epoch of a task only: offered in every one, a task with more epochs would fill the
-memory with copies. They are kept as the network saw them, augmentation included.
+Examples are offered only in the first epoch of a task: otherwise a task with more epochs would fill the memory with
+copies. They are stored as the network saw them, including augmentation.
 
 Where norm layers keep statistics for each task, those of earlier tasks are final (`Network.by_head`).
 """
@@ -25,14 +25,14 @@ from drcl.lab.methods.base import Abilities, Batch
 
 @dataclass
 class ER(Remembering):
-    """Heads of remembered tasks go on learning from their examples."""
+    """Heads of remembered tasks continue to learn from their examples."""
 
     name: ClassVar[str] = "er"
-    about: ClassVar[str] = "experience replay: old examples, kept by reservoir sampling, beside each batch"
+    about: ClassVar[str] = "experience replay: each batch is joined by old examples, kept by reservoir sampling"
     abilities: ClassVar[Abilities] = Abilities(task_ends=False, old_data="some")
 
-    memory: int = option(500, "examples that are remembered, of all tasks together")
-    replay: int | None = option(None, "remembered examples in a step; none takes as many as the batch has")
+    memory: int = option(500, "number of remembered examples, over all tasks")
+    replay: int | None = option(None, "remembered examples per step; none: as many as the batch has")
 
     def check(self) -> None:
         _checks.at_least_one(self.name, memory=self.memory)
@@ -52,7 +52,7 @@ class ER(Remembering):
         del self._offered
 
     def dice(self, word: str) -> torch.Generator:
-        """Random numbers of this step, the same for all methods that replay: what is built on ER sees ER's draws."""
+        """Random numbers of this step, the same for all replay methods: methods built on ER see ER's draws."""
         at = self.at
         seed = seeds.derive(self.setting.seed, "replay", word, at.task, at.stage, at.step)
         return torch.Generator().manual_seed(seed)

@@ -28,21 +28,21 @@ class EVCL(_gaussian.Bayesian):
         mean cross-entropy + kl / n * KL(posterior || prior)
         + lam / 2 sum F ((mu - mu_old)^2 + (sigma^2 - sigma_old^2)^2),
 
-    one draw a step, of the layers' outputs (local reparameterisation); F <- F_t + gamma F at the end of a task, the
+    one draw per step, of the layers' outputs (local reparameterisation); F <- F_t + gamma F at the end of a task, the
     mean over examples of squared gradients at the means. Answers are the mean probability of `test_samples` draws,
     always the same ones; with 0, those of the means. With lam = 0 this is VCL.
 
     This is the method as the paper states it. In the code its authors released F stays zero and the penalty joins the
     loss after the step, so published figures are those of VCL. Heads of single tasks are plain and outside all this; a
-    shared head is one more layer. The paper has linear layers only; convolutions are treated alike. Norm layers have
-    no rule.
+    shared head is one more layer. The paper has only linear layers; convolutions are treated in the same way. Norm
+    layers are not supported.
 
     The authors start at weights trained beforehand with a standard deviation of 1e-4. Here the means start where the
     network does, and the deviation at 0.05, because the posterior of one task is the prior of the next: one that stayed
     narrow lets nothing move. sigma is softplus(rho) and Adam moves rho by about its learning rate a step, so from 1e-4
-    to 0.05 it takes some 6,000 steps a task. Two tasks of permuted digits, one seed, validation accuracy on both: after
-    700 steps a task 95 and 10 % from 1e-4, 87 and 88 % from 0.05; after 6,000, 92 and 74 % against 83 and 84 %. So with
-    budgets like the authors' (over 20,000 steps a task) sigma_start=0.0001 works too.
+    to 0.05 it takes about 6,000 steps per task. Two tasks of permuted digits, one seed, validation accuracy on both:
+    after 700 steps per task 95 and 10 % from 1e-4, 87 and 88 % from 0.05; after 6,000, 92 and 74 % against 83 and 84 %.
+    So with budgets like the authors' (over 20,000 steps per task) sigma_start=0.0001 works too.
     """
 
     name: ClassVar[str] = "evcl"
@@ -50,16 +50,16 @@ class EVCL(_gaussian.Bayesian):
     abilities: ClassVar[Abilities] = Abilities(norms="none", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("lam")
 
-    lam: float = option(100.0, "strength of the elastic penalty; 0 is VCL")
-    gamma: float = option(1.0, "what is left of the old Fisher information when a new one is added")
+    lam: float = option(100.0, "strength of the elastic penalty; 0 gives VCL")
+    gamma: float = option(1.0, "factor on the old Fisher information when a new one is added")
     kl: float = option(1.0, "factor on the KL term; 1 is the variational bound")
     prior_sigma: float = option(1.0, "standard deviation of the first prior")
     sigma_start: float = option(0.05, "first standard deviation of the weights")
-    test_samples: int = option(8, "draws an answer is averaged over; 0 answers with the means")
+    test_samples: int = option(8, "number of draws over which an answer is averaged; 0 answers with the means")
     fisher_samples: int = option(1000, "images of each task for the Fisher information")
     labels: Labels = option("sampled", LABELS)
     adam_lr: float | None = option(1e-3, "learning rate of Adam, as in the paper; none: the run's own optimizer")
-    noise: bool = option(True, "draw outputs while training; false trains the means alone")
+    noise: bool = option(True, "draw outputs during training; false trains only the means")
 
     def check(self) -> None:
         for word in ("lam", "kl"):

@@ -9,8 +9,8 @@
 The gradients are those of single samples: the squared gradient of a batch would shrink with its size, which is why a
 lam from one code base means nothing in another.
 
-In the loss this penalty makes gradient descent diverge once lr * lam * max F > 2 (2 (1 + momentum) with momentum); the
-run then ends with a sentence that says so. A proximal method takes the same penalty without that limit.
+As part of the loss, this penalty makes gradient descent diverge once lr * lam * max F > 2 (2 (1 + momentum) with
+momentum). The run then ends with an error that says so. A proximal method takes the same penalty without that limit.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ class EWC(Method):
     tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(100.0, "strength of the penalty")
-    kind: Literal["online", "separate", "averaged"] = option("online", "how several tasks add up")
-    decay: float = option(1.0, "online: what is left of the old Fisher when a new one is added")
-    samples: int | None = option(1000, "training images a task for the Fisher; none takes all")
+    kind: Literal["online", "separate", "averaged"] = option(
+        "online", "how the penalties of several tasks are combined"
+    )
+    decay: float = option(1.0, "online: factor on the old Fisher when a new one is added")
+    samples: int | None = option(1000, "training images per task for the Fisher; none: all")
     labels: Labels = option("sampled", LABELS)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""GPM: gradient projection memory. Steps are taken orthogonally to the inputs that old tasks give each layer."""
+"""GPM: gradient projection memory. Steps are orthogonal to the inputs that old tasks give to each layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GPM(Method):
     """Saha, Garg, Roy, "Gradient Projection Memory for Continual Learning", ICLR 2021 (arXiv 2103.09762).
 
     For each linear or convolutional layer, R holds its inputs (patches) for some images of the task just learned and M
-    an orthonormal basis of what is remembered, empty at first. At the end of task t
+    an orthonormal basis of the remembered space, empty at first. At the end of task t
 
         R^ = R - M M^T R,   R^ = U S V^T,   M <- [M, leading columns of U]
 
@@ -28,9 +28,9 @@ class GPM(Method):
     second task on a gradient G, as a matrix [out, in], becomes ``G - G M M^T``. The first task trains freely.
 
     Biases, which the paper's networks lack, count as weights of an input that is always 1. Scale and shift of norm
-    layers are trained in the first task and then kept. A head that all tasks share is projected like any layer, heads
-    of single tasks are free. A fresh momentum buffer is a sum of projected gradients, hence orthogonal to M as well;
-    weight decay and Adam are not, and are refused.
+    layers are trained in the first task and then kept. A head that all tasks share is projected like any layer; heads
+    of single tasks are free. A fresh momentum buffer is a sum of projected gradients, hence also orthogonal to M.
+    Weight decay and Adam are not orthogonal to M, so they are refused.
     """
 
     name: ClassVar[str] = "gpm"
@@ -42,7 +42,7 @@ class GPM(Method):
         0.97, "share of the inputs' energy to keep, one for all layers or one each"
     )
     increase: float = option(0.003, "added to the threshold with every task")
-    samples: int = option(125, "images of a task whose layer inputs are looked at")
+    samples: int = option(125, "images per task whose layer inputs are used")
 
     def check(self) -> None:
         for value in self._thresholds():
@@ -93,7 +93,7 @@ class GPM(Method):
         return None
 
     def weigh(self, name: str, old: Tensor, values: Tensor, inputs: Tensor) -> None:
-        """Take note of a layer's new directions, with their singular values, beside the old ones."""
+        """Add a layer's new directions, with their singular values, to the old ones."""
 
     def _thresholds(self) -> list[float]:
         return list(self.threshold) if isinstance(self.threshold, list | tuple) else [self.threshold]

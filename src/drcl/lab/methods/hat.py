@@ -1,4 +1,4 @@
-"""HAT: hard attention to the task. Every task learns which units it uses; those it used are held for it."""
+"""HAT: hard attention to the task. Every task learns which units it uses; these are then protected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST_EXPONENT = 50.0
 
 
 class Gate(nn.Module):
-    """Multiplies each unit (channel) by sigmoid(scale * embedding), one row of embeddings a task."""
+    """Multiplies each unit (channel) by sigmoid(scale * embedding), one row of embeddings per task."""
 
     def __init__(self, units: int, tasks: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -53,8 +53,9 @@ class HAT(Method):
     first layer by 1 - A_i, and that of an embedding by (s_max / s) (cosh(s e) + 1) / (cosh(e) + 1), after which
     embeddings are kept within 6 of 0. Gates within 1e-6 of 1 enter A as 1.
 
-    The factors are constant within a task and its optimizer is fresh, so momentum moves nothing that is held; weight
-    decay and Adam would, and are refused. Norm layers and residual additions have no rule, and the task must be known.
+    The factors are constant within a task and its optimizer is fresh, so momentum moves no protected weight. Weight
+    decay and Adam would, so they are refused. Norm layers and residual additions are not supported, and the task must
+    be known.
     """
 
     name: ClassVar[str] = "hat"
@@ -65,12 +66,12 @@ class HAT(Method):
     tunes: ClassVar[Knob | None] = Knob("lam", 0.05, 10.0)
 
     lam: float = option(0.75, "price of using units that no earlier task uses")
-    s_max: float = option(400.0, "steepest slope of the gates, in force when answering")
+    s_max: float = option(400.0, "steepest slope of the gates, used when answering")
 
     def check(self) -> None:
         _checks.at_least(self.name, "lam", self.lam, 0.0, "the paper tried 0.1 to 4")
         if not 1 < self.s_max < float("inf"):
-            raise ValueError(f"hat: s_max={self.s_max} must be above 1, or gates stay half open: try 25 to 800")
+            raise ValueError(f"hat: s_max={self.s_max} must be above 1, otherwise gates stay half open: try 25 to 800")
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
@@ -84,7 +85,7 @@ class HAT(Method):
         return [gate for _, gate in self.layers.values()]
 
     def parameters(self, task: Task) -> dict[str, nn.Parameter]:
-        """Of the embeddings only this task's."""
+        """The trained parameters; of the embeddings only this task's."""
         others = {id(row) for gate in self.gates for t, row in enumerate(gate.rows) if t != task.index}
         return {name: p for name, p in super().parameters(task).items() if id(p) not in others}
 
@@ -93,7 +94,7 @@ class HAT(Method):
         return self.cross_entropy(batch) + self.lam * self.price()
 
     def price(self) -> Tensor:
-        """Share of the units still free that this task uses, in [0, 1]."""
+        """Share of the free units that this task uses, in [0, 1]."""
         used = torch.cat([gate.value(self.at.task, self._slope()) for gate in self.gates])
         free = 1 - torch.cat(self._held()) if self.state else torch.ones_like(used)
         # Where nothing is left free there is nothing to pay.
@@ -132,11 +133,11 @@ class HAT(Method):
         return self.model(x, task.head)
 
     def state_bytes(self) -> int:
-        """The embeddings are the method's, though the network carries them."""
+        """The embeddings belong to the method, although the network contains them."""
         return super().state_bytes() + sum(row.nbytes for gate in self.gates for row in gate.rows)
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
-        """What is left of the gradient of each layer's weight and bias."""
+        """The factors on the gradients of each layer's weight and bias."""
         found: list[tuple[Tensor, Tensor]] = []
         before: Tensor | None = None
         for (layer, _), held in zip(self.layers.values(), self._held()):

@@ -37,15 +37,15 @@ class IBPCL(Structured):
     `hot` to `cold` by the same factor each step. KL(W) is taken to the posterior of the task before, over the weights
     that the mask of some earlier task holds; all others, and so the whole first task, are free.
 
-    Then `mask_samples` draws of B are averaged and rounded: the task's mask, kept in one bit an entry. The second stage
-    goes on with this mask, on cross-entropy and KL(W) alone, so a task costs twice its steps. At the end the posterior
-    of W becomes prior and start of the next task, alpha_k <- max(alpha_k, a_k), and sticks and offsets begin anew at
-    a = alpha, b = 1, rho = 0. A task is answered under its own mask, with the mean probability of `test_samples` draws
-    of W, always the same ones.
+    Then `mask_samples` draws of B are averaged and rounded: the task's mask, kept in one bit per entry. The second
+    stage continues with this mask, on cross-entropy and KL(W) alone, so a task costs twice its steps. At the end the
+    posterior of W becomes prior and start of the next task, alpha_k <- max(alpha_k, a_k), and sticks and offsets begin
+    anew at a = alpha, b = 1, rho = 0. A task is answered under its own mask, with the mean probability of
+    `test_samples` draws of W, always the same ones.
 
-    This follows the paper. The authors' convolutions multiply the noise of W by 0, their batch norm has no statistics
-    when testing, and the first wide layer drops most of its inputs: none of that is here. Heads are plain. Norm layers
-    have no rule, and the task must be known.
+    This follows the paper. In the authors' code, convolutions multiply the noise of W by 0, batch norm has no
+    statistics when testing, and the first wide layer drops most of its inputs; this implementation does none of that.
+    Heads are plain. Norm layers are not supported, and the task must be known.
 
     The rates are the paper's for permuted MNIST, where alpha is 30 for 200 units; for CIFAR-100 it has 4 to 16 % of the
     units, 0.001 for the weights and 0.3 for the structure.
@@ -57,7 +57,9 @@ class IBPCL(Structured):
 
     sigma_start: float = option(0.0067, "first standard deviation of the weights")
     adam_lr: float | None = option(0.01, "learning rate of Adam, as in the paper; none: the run's own optimizer")
-    alpha: float = option(0.15, "units a task is expected to use, as a share of the layer's units; at least one unit")
+    alpha: float = option(
+        0.15, "units that a task is expected to use, as a share of the layer's units; at least one unit"
+    )
     stick_kl: float = option(100.0, "factor on the KL of the sticks")
     hot: float = option(10.0, "temperature of the relaxed masks in the first step of a task")
     cold: float = option(0.3, "temperature in the last step of the first stage")

@@ -1,6 +1,6 @@
 """Joint training: all tasks together, once. The upper bound of every table.
 
-Nothing is trained while the tasks come; at the last one the network is trained on the union of them all, each image
+Nothing is trained until the last task. Then the network is trained on the union of all tasks, and each image is
 answered by the head of its own task. So only the last row of the accuracy matrix exists.
 """
 

@@ -1,4 +1,4 @@
-"""Kronecker-factored Laplace approximation (Ritter, Botev, Barber 2018): EWC with whole layers in place of weights.
+"""Kronecker-factored Laplace approximation (Ritter, Botev, Barber 2018): EWC with whole layers instead of weights.
 
     L = L_task + lam/2 * sum over layers of  <D, G D A>,    D = [W b] - [W* b*]
 
@@ -9,7 +9,7 @@ stands for the layer's Fisher information and D^T (A (x) G) D is the quadratic t
                t: a sum of t products is one of t^2 terms otherwise. Exact where tasks have the same factors.
     separate   one anchor and one pair of factors for every task; the penalties add up
 
-What is no linear or convolutional layer has the penalty of EWC, with its diagonal Fisher information.
+Parameters outside linear and convolutional layers have the penalty of EWC, with its diagonal Fisher information.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class KroneckerLaplace(Method):
     tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(5.0, "strength of the penalty")
-    kind: Literal["summed", "separate"] = option("summed", "how several tasks add up")
-    samples: int | None = option(1000, "training images a task for the factors; none takes all")
+    kind: Literal["summed", "separate"] = option("summed", "how the penalties of several tasks are combined")
+    samples: int | None = option(1000, "training images per task for the factors; none: all")
     labels: Labels = option("sampled", LABELS)
 
     def check(self) -> None:
@@ -100,7 +100,7 @@ class KroneckerLaplace(Method):
         return _kronecker.matrix(self.protected(), name, factor) - _kronecker.matrix(anchor["weights"], name, factor)
 
     def _warn(self) -> None:
-        """Several anchors pull together: the sum of their steepest curvatures is what they cannot exceed."""
+        """Several anchors pull together; the sum of their steepest curvatures is an upper bound."""
         steepest: dict[str, float] = {}
         for anchor in self.anchors:
             for name, kept in anchor["factors"].items():

@@ -18,10 +18,10 @@ from drcl.lab.streams import Task
 
 @dataclass
 class L2(Method):
-    """What a method with importance has to beat."""
+    """The baseline that a method with importance has to beat."""
 
     name: ClassVar[str] = "l2"
-    about: ClassVar[str] = "uniform penalty on leaving the last task's weights: the control"
+    about: ClassVar[str] = "uniform penalty on leaving the last task's weights: the control experiment"
     tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(0.1, "strength of the penalty; plain SGD diverges above 2 / lr")

@@ -1,4 +1,4 @@
-"""Learning without forgetting (Li and Hoiem, ECCV 2016): on the data of a new task, go on answering for the old ones.
+"""Learning without forgetting (Li and Hoiem, ECCV 2016): on the data of a new task, keep the answers of the old ones.
 
     teacher   the network as the last task left it; its answers on the current batch are the soft targets
     p, q      softmax(logits / T) of the teacher and of the network, for an old head
@@ -10,17 +10,17 @@ With L the cross-entropy of the current task, t tasks up to and including it, an
     van-de-ven-2022   L + lam * T^2 * (t - 1) * mean over heads of K
     van-de-ven-2019   (L + lam * T^2 * (t - 1) * mean over heads of K) / (1 + lam * (t - 1))
 
-The second is of van de Ven, Tuytelaars and Tolias (Nature Machine Intelligence 2022), who leave out t - 1 in
-class-incremental streams. The third is of van de Ven and Tolias ("Three scenarios for continual learning", 2019):
+The second is by van de Ven, Tuytelaars and Tolias (Nature Machine Intelligence 2022), who leave out t - 1 in
+class-incremental streams. The third is by van de Ven and Tolias ("Three scenarios for continual learning", 2019):
 with lam = 1 the current task counts 1 / t and the old ones 1 - 1 / t.
 
-In task-incremental streams every earlier task has a head of its own, and all of them go on learning. In domain- and
-class-incremental streams the one head is its own teacher. Classes the teacher has not met have p = 0, and q is taken
-over all classes met so far.
+In task-incremental streams every earlier task has its own head, and all of them continue to learn. In domain- and
+class-incremental streams the single head is its own teacher. Classes that the teacher has not seen have p = 0, and q is
+taken over all classes seen so far.
 
 Li and Hoiem train the new head alone before they train everything. Here, as with van de Ven, everything is trained from
 the first step. The teacher answers in evaluation mode. Where norm layers keep statistics for each task, old heads
-answer with the statistics of their own task, which stay as they are.
+answer with the statistics of their own task, which do not change.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ from drcl.lab.streams import Task
 
 @dataclass
 class LwF(Method):
-    """Keeps one copy of the network and no data. Costs one forward pass a step beside plain training, and with
-    statistics for each task two for each old head."""
+    """Keeps one copy of the network and no data. Costs one more forward pass per step than plain training, and with
+    statistics for each task two more for each old head."""
 
     name: ClassVar[str] = "lwf"
     about: ClassVar[str] = "learning without forgetting: the old network's answers on new data are soft targets"
     tunes: ClassVar[Knob | None] = Knob("lam", 0.01, 100.0)
 
-    lam: float = option(1.0, "weight of the old answers; 0 is plain fine-tuning")
-    temperature: float = option(2.0, "the logits are divided by it before the softmax; above 1 is softer")
+    lam: float = option(1.0, "weight of the old answers; 0 gives plain fine-tuning")
+    temperature: float = option(
+        2.0, "the logits are divided by it before the softmax; values above 1 soften the answers"
+    )
     form: Literal["li-hoiem", "van-de-ven-2022", "van-de-ven-2019"] = option(
         "li-hoiem", "how the losses of old and new tasks are added up"
     )

@@ -4,8 +4,8 @@
     task end    Omega <- decay * Omega + Omega_t;   a <- w
     loss        L_task + lam * sum_i Omega_i (w_i - a_i)^2
 
-What counts is how strongly a weight moves the output, not how it moves the loss: a sample fitted perfectly, whose
-Fisher is zero, still counts here.
+What counts is how strongly a weight changes the output, not the loss: a perfectly fitted sample, whose Fisher is zero,
+still counts here.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from drcl.lab.streams import Task
 
 @dataclass
 class MAS(Method):
-    """Keeps two numbers a weight: Omega and the anchor."""
+    """Keeps two numbers per weight: Omega and the anchor."""
 
     name: ClassVar[str] = "mas"
     about: ClassVar[str] = "memory aware synapses: quadratic penalty weighted by the output's sensitivity"
     tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(1.0, "strength of the penalty")
-    decay: float = option(1.0, "what is left of the old importance when a task's is added; 1 sums up all tasks")
-    samples: int | None = option(1000, "training images a task for the importance; none takes all")
+    decay: float = option(1.0, "factor on the old importance when a task's is added; 1 sums over all tasks")
+    samples: int | None = option(1000, "training images per task for the importance; none: all")
 
     def check(self) -> None:
         _checks.not_negative(self.name, lam=self.lam)
@@ -56,7 +56,7 @@ class MAS(Method):
         self.state["anchor"] = _quadratic.copies(self.protected())
 
     def importance(self, task: Task) -> dict[str, Tensor]:
-        """Of one task, at the weights as they are."""
+        """The importance for one task, at the current weights."""
         count = _fisher.number_of(self.samples, task)
         estimator = Estimator(samples=count, seed=seeds.derive(self.setting.seed, "mas", task.index))
 

@@ -74,8 +74,8 @@ class MESU(_gaussian.Bayesian):
     the defaults are the authors' for CIFAR, tuned to N and to the number of steps. Answers are the mean of the
     log-probabilities of `test_samples` draws, always the same ones; with 0, those of the means.
 
-    The run's learning rate, momentum and optimizer have no part in this; a schedule scales both increments. Means start
-    uniform within sqrt(2 / fan_in), sigma at sigma_start / sqrt(units). Norm layers have no rule.
+    The run's learning rate, momentum and optimizer are not used; a schedule scales both increments. Means start uniform
+    within sqrt(2 / fan_in), sigma at sigma_start / sqrt(units). Norm layers are not supported.
     """
 
     name: ClassVar[str] = "mesu"
@@ -83,8 +83,8 @@ class MESU(_gaussian.Bayesian):
     abilities: ClassVar[Abilities] = Abilities(task_ends=False, norms="none", optimizer="own", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("c_sigma", 1.0, 1e3)
 
-    samples: int = option(8, "draws of the weights a step")
-    test_samples: int = option(8, "draws an answer is averaged over; 0 answers with the means")
+    samples: int = option(8, "draws of the weights per step")
+    test_samples: int = option(8, "number of draws over which an answer is averaged; 0 answers with the means")
     c_mu: float = option(5.0, "factor on the step of the means")
     c_sigma: float = option(132.0, "factor on the step of the standard deviations")
     memory: float = option(1e6, "number of batches remembered, N; inf never forgets")
@@ -92,8 +92,8 @@ class MESU(_gaussian.Bayesian):
     ratio_max: float = option(0.02, "largest increment, in units of sigma")
     sigma_min: float = option(1e-6, "smallest standard deviation")
     sigma_max: float = option(1.0, "largest standard deviation")
-    sigma_start: float = option(0.5, "first standard deviation, over the root of the layer's units")
-    noise: bool = option(True, "draw weights while training; false trains the means alone")
+    sigma_start: float = option(0.5, "first standard deviation, divided by the root of the layer's number of units")
+    noise: bool = option(True, "draw weights during training; false trains only the means")
 
     def check(self) -> None:
         _checks.at_least(self.name, "samples", self.samples, 1, "the paper has 8")

@@ -1,12 +1,12 @@
-"""Natural continual learning (Kao et al. 2021): the steepest step in the metric of what the old tasks know.
+"""Natural continual learning (Kao et al. 2021): the steepest step in the metric of the old tasks' precision.
 
-The old tasks have left a normal distribution with mean a, the weights they ended in, and precision Lambda. Of all steps
-of one length in the metric of Lambda the one that lowers L_task + 1/2 (w - a)^T Lambda (w - a) most is
+The old tasks have left a normal distribution with precision Lambda and mean a, the weights after the last of them. Of
+all steps of one length in the metric of Lambda, the one that lowers L_task + 1/2 (w - a)^T Lambda (w - a) most is
 
     step = -lr [ Lambda^-1 grad L_task + (w - a) ],
 
-so along what mattered the loss is heard little, and the pull back to a is the same everywhere: unlike a penalty in the
-loss it has no steep directions in which it could overshoot.
+so along important directions the loss has little effect, and the pull back to a is the same everywhere. Unlike a
+penalty in the loss, it has no steep directions in which it could overshoot.
 
 With F the Fisher information of the old tasks and a prior of precision `prior` before the first of them, both for one
 example, Lambda is F + prior up to a factor; the step is taken in the unit in which Lambda is 1 where F is 0:
@@ -39,8 +39,9 @@ class NaturalContinualLearning(Method):
     F is (A (x) G) / t of each linear or convolutional layer, with the second moments A of its inputs and G of its
     output derivatives summed over the t tasks so far; elsewhere a diagonal. F / prior + 1 is inverted exactly in the
     eigenvectors of A and G, where the paper adds the prior to each factor. The first task trains freely. A momentum
-    buffer adds up such steps; weight decay and Adam would bend them, and are refused. The paper's prior is one over the
-    number of a task's examples; the default was chosen on validation data of both digits benchmarks.
+    buffer adds up such steps. Weight decay and Adam would change their direction, so they are refused. The paper's
+    prior is one over the number of a task's examples; the default was chosen on validation data of both digits
+    benchmarks.
     """
 
     name: ClassVar[str] = "ncl"
@@ -48,8 +49,8 @@ class NaturalContinualLearning(Method):
     abilities: ClassVar[Abilities] = Abilities(optimizer="sgd", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("prior", 1e-6, 1.0)
 
-    prior: float = option(3e-4, "precision of the weights before the first task; a smaller one holds more")
-    samples: int | None = option(1000, "training images a task for the factors; none takes all")
+    prior: float = option(3e-4, "precision of the weights before the first task; a smaller value protects more")
+    samples: int | None = option(1000, "training images per task for the factors; none: all")
     labels: Labels = option("sampled", LABELS)
 
     def check(self) -> None:

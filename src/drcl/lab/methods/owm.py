@@ -1,12 +1,12 @@
-"""OWM: orthogonal weights modification. Each layer has a projector that recursive least squares makes from its inputs.
+"""OWM: orthogonal weights modification. Recursive least squares makes a projector for each layer from its inputs.
 
-Every layer starts with P = 1. At the end of a task its inputs are shown once more, and each input x updates
+Every layer starts with P = 1. At the end of a task its inputs are used once more, and each input x updates
 
     k = P x / (alpha + x^T P x),    P <- P - k x^T P,
 
-after which P = (1 + sum x x^T / alpha)^-1 for all x of all tasks, in whatever order they came. From the second task on
-a gradient G, as a matrix [out, in], becomes G P: nearly nothing is left of it along inputs with much more energy than
-alpha, all of it where there were none.
+after which P = (1 + sum x x^T / alpha)^-1 for all x of all tasks, in any order. From the second task on a gradient G,
+as a matrix [out, in], becomes G P: it almost vanishes along inputs with much more energy than alpha, and it is
+unchanged where there were no inputs.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class OWM(Method):
     abilities: ClassVar[Abilities] = Abilities(norms="unshared", optimizer="sgd", weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("alpha")
 
-    alpha: float = option(100.0, "energy of inputs that is not protected yet; a smaller one holds more")
-    average: int = option(1, "images whose mean is one input")
-    samples: int | None = option(1000, "training images a task for the projector; none takes all")
+    alpha: float = option(100.0, "energy of inputs that is not protected yet; a smaller value protects more")
+    average: int = option(1, "number of images whose mean forms one input")
+    samples: int | None = option(1000, "training images per task for the projector; none: all")
 
     def check(self) -> None:
         _checks.positive(self.name, alpha=self.alpha)
@@ -79,7 +79,7 @@ class OWM(Method):
 
 
 def update(projector: Tensor, inputs: Tensor, alpha: float) -> Tensor:
-    """The projector after all columns of `inputs`; one at a time they give the same."""
+    """The projector after all columns of `inputs`; taking them one at a time gives the same."""
     seen = projector @ inputs
     inner = inputs.T @ seen
     inner.diagonal().add_(alpha)

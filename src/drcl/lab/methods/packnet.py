@@ -1,12 +1,12 @@
-"""PackNet (Mallya and Lazebnik, CVPR 2018): train a task, give back the small weights, train the rest again, freeze it.
+"""PackNet (Mallya and Lazebnik, CVPR 2018): train a task, release the small weights, retrain the rest, freeze it.
 
-    train     the free weights and the head; those of earlier tasks are used as they are
+train     the free weights and the head; weights of earlier tasks are used unchanged
     prune     in each layer the share `prune` of the free weights with the smallest |w| is set to 0 and stays free
     retrain   the kept ones, which are this task's from now on, for the share `retrain` of the steps
     freeze    nothing moves them again; the next task trains what is left, from 0
 
 Task k is answered with the weights of the tasks up to k, all others set to 0. So its logits stay the same bit for bit,
-and one number a weight, its task, is all that is kept. Biases and norm layers are trained in the first task and then
+and one number per weight, its task, is all that is kept. Biases and norm layers are trained in the first task and then
 kept, as in the paper. A fresh optimizer moves nothing that has a zero gradient; weight decay would, and is refused.
 
 With a fixed share the k-th task keeps (1 - prune) * prune^(k-1) of each layer: little is left after ten tasks.
@@ -42,7 +42,7 @@ class PackNet(Method):
     stages: ClassVar[int] = 2
 
     prune: float | None = option(
-        0.75, "share of the free weights given back after each task; none: an equal number of weights for each task"
+        0.75, "share of the free weights released after each task; none: an equal number of weights for each task"
     )
     retrain: float = option(0.5, "steps after pruning, as a share of those before; the paper has 10 epochs after 20")
 
@@ -97,16 +97,16 @@ class PackNet(Method):
 
     @property
     def _number(self) -> int:
-        """Of the task being trained, counted from 1."""
+        """The number of the task being trained, counted from 1."""
         return len(self.state["finished"]) + 1
 
     @property
     def owners(self) -> dict[str, Tensor]:
-        """Of each masked weight the number of its task, counted from 1; 0 where it is free."""
+        """For each masked weight, the number of its task, counted from 1; 0 if it is free."""
         return self.state["owners"]
 
     def mask_of(self, task: int) -> dict[str, Tensor]:
-        """What a finished task is answered with: its own weights and those of the tasks before it."""
+        """The weights with which a finished task is answered: its own and those of the tasks before it."""
         number = self.state["finished"].index(task) + 1
         return {name: (owner != FREE) & (owner <= number) for name, owner in self.owners.items()}
 

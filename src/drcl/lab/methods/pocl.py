@@ -1,4 +1,4 @@
-"""POCL: Pareto-optimised continual learning. Earlier tasks are replayed, and their gradients are joined by the weights
+"""POCL: Pareto-optimised continual learning. Earlier tasks are replayed, and their gradients are combined with weights
 that harm none of them."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drcl.lab.methods.base import Batch, Knob
 from drcl.lab.methods.er import ER
 from drcl.lab.streams import Task
 
-Vector = dict[str, Tensor]  # one tensor a parameter, by name
+Vector = dict[str, Tensor]  # one tensor per parameter, by name
 
 
 @dataclass
@@ -42,16 +42,19 @@ class POCL(ER):
     Examples keep the number of their task; the memory is a reservoir, filled in the first epoch of a task. A step costs
     two backward passes for each earlier task in the draw. In the authors' code the gradients of one task are added to
     those of the next, lam is found on 3,210 of the coordinates, kept within [0.15, 0.85] for two tasks, and gradients
-    are clamped: none of that is here. Running statistics of norm layers see all examples once a step, as in ER.
+    are clamped; this implementation does none of that. Running statistics of norm layers see all examples once a step,
+    as in ER.
     """
 
     name: ClassVar[str] = "pocl"
-    about: ClassVar[str] = "Pareto-optimised replay: earlier tasks' gradients joined so that none is harmed (ICML 2024)"
+    about: ClassVar[str] = (
+        "Pareto-optimised replay: combines earlier tasks' gradients so that none is harmed (ICML 2024)"
+    )
     tunes: ClassVar[Knob | None] = Knob("inner_lr", 1e-3, 1.0)
 
-    memory: int = option(1000, "examples that are remembered, of all tasks together")
-    replay: int | None = option(300, "remembered examples in a step; none takes as many as the batch has")
-    inner_lr: float = option(0.03, "length of the step each task takes on trial")
+    memory: int = option(1000, "number of remembered examples, over all tasks")
+    replay: int | None = option(300, "remembered examples per step; none: as many as the batch has")
+    inner_lr: float = option(0.03, "length of the trial step of each task")
     exact: bool = option(False, "differentiate through that step (second derivatives) instead of at its end")
 
     def check(self) -> None:
@@ -85,7 +88,7 @@ class POCL(ER):
         return Batch(found.x, found.y, self.state["head_of"][str(task)])
 
     def loss(self, batch: Batch) -> Tensor:
-        """Of the task at hand: its gradient is that task's virtual step."""
+        """The loss of the current task: its gradient is that task's virtual step."""
         if not self._earlier:
             return super().loss(batch)
         return self.ask(batch)

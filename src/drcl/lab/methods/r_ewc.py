@@ -38,8 +38,8 @@ class RotatedEWC(Method):
     As in the paper a convolution is rotated over its channels, the same rotation at every kernel position, and its bias
     is left out; ``convolutions=patches`` rotates whole patches. A linear layer's bias is the weight of an input that is
     always 1. Over several tasks the moments are summed, and what earlier tasks left is carried over as the diagonal of
-    their Fisher information in the new directions. What is no linear or convolutional layer has the penalty of EWC. The
-    default lam was chosen on validation data of both digits benchmarks; too large a one diverges, as in EWC.
+    their Fisher information in the new directions. Parameters outside these layers have the penalty of EWC. The default
+    lam was chosen on validation data of both digits benchmarks; too large a one diverges, as in EWC.
     """
 
     name: ClassVar[str] = "r-ewc"
@@ -47,9 +47,9 @@ class RotatedEWC(Method):
     tunes: ClassVar[Knob | None] = Knob("lam")
 
     lam: float = option(5.0, "strength of the penalty")
-    decay: float = option(1.0, "what is left of the old Fisher and moments when new ones are added")
-    convolutions: Literal["channels", "patches"] = option("channels", "what of a convolution's inputs is rotated")
-    samples: int | None = option(1000, "training images a task for moments and Fisher; none takes all")
+    decay: float = option(1.0, "factor on the old Fisher and moments when new ones are added")
+    convolutions: Literal["channels", "patches"] = option("channels", "which inputs of a convolution are rotated")
+    samples: int | None = option(1000, "training images per task for moments and Fisher; none: all")
     labels: Labels = option("sampled", LABELS)
 
     def check(self) -> None:
@@ -62,7 +62,7 @@ class RotatedEWC(Method):
 
     @property
     def information(self) -> _kronecker.Information:
-        """U, V and F' of each layer, and F of what is no layer."""
+        """U, V and F' of each layer, and F of the other parameters."""
         return _kronecker.Information.unpack(self.state.get("information", {}))
 
     @property
@@ -85,7 +85,7 @@ class RotatedEWC(Method):
         self.state["rotated"] = forth
 
     def forward(self, x: Tensor, head: int) -> Tensor:
-        """Logits, whichever way the parameters are turned."""
+        """Logits, whether the parameters are rotated or not."""
         if not self.rotated:
             return self.model(x, head)
         own = self.protected()

@@ -1,5 +1,5 @@
-"""SB-MCL: sequential Bayesian meta-continual learning. A network turns images into features, and the learning from
-task to task is left to a statistical model whose exact posterior no order of the data can disturb."""
+"""SB-MCL: sequential Bayesian meta-continual learning. A network turns images into features. A statistical
+model learns from task to task; its exact posterior does not depend on the order of the data."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class SBMCL(Method):
         tuned    the trunk is trained in every task; the statistics of earlier classes stay as they were, in features
                  that have moved on: forgetting appears
 
-    Classes that come again, in a domain-incremental stream, go on with their statistics. Until a task has statistics
-    its linear head answers. In the authors' code the log-variance of the density counts fully in place of half.
+    Classes that come again, in a domain-incremental stream, continue their statistics. Until a task has statistics, its
+    linear head answers. In the authors' code the log-variance of the density counts fully instead of half.
 
     The paper learns alpha0 and beta0 with the encoder, from 100 and 1000 on. Features of a network that is trained in
     the usual way vary far less than beta0 / alpha0 = 10, so beta0 was chosen on validation data of the first three
@@ -54,7 +54,9 @@ class SBMCL(Method):
     about: ClassVar[str] = "class statistics with an exact posterior on the features of a network (ICML 2024)"
     tunes: ClassVar[Knob | None] = Knob("beta0")
 
-    encoder: Literal["frozen", "tuned"] = option("frozen", "frozen: trained in the first task alone; tuned: in all")
+    encoder: Literal["frozen", "tuned"] = option(
+        "frozen", "frozen: trained only in the first task; tuned: trained in all tasks"
+    )
     score: Literal["student-t", "gaussian"] = option("student-t", "density of a new example: exact, or a plain normal")
     alpha0: float = option(100.0, "first parameter of the Gamma prior on a feature's precision")
     beta0: float = option(0.1, "second parameter; beta0 / alpha0 is the variance expected before any data")
@@ -100,7 +102,7 @@ class SBMCL(Method):
         return scores
 
     def features(self, x: Tensor, task: Task) -> Tensor:
-        """Of the encoder; a frozen one keeps the norm statistics of the task that trained it."""
+        """Features of the encoder; a frozen one keeps the norm statistics of the task that trained it."""
         head = self.state["first_head"] if self.encoder == "frozen" else task.head
         return self.model.features(x, head).double()
 
@@ -131,7 +133,7 @@ def summary(features: Tensor) -> Statistics:
 
 
 def merged(a: Statistics | None, b: Statistics) -> Statistics:
-    """Of both together, as if they had been one batch."""
+    """The statistics of both together, as if they had been one batch."""
     if a is None:
         return b
     count = a["count"] + b["count"]

@@ -10,7 +10,7 @@ from drcl.lab.methods.base import Abilities, Method
 
 @dataclass
 class SGD(Method):
-    """One head a task; heads of other tasks are not in the optimizer, so nothing moves them."""
+    """One head per task; heads of other tasks are not in the optimizer, so nothing moves them."""
 
     name: ClassVar[str] = "sgd"
     about: ClassVar[str] = "fine-tuning, no protection: the lower bound"

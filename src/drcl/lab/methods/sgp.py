@@ -1,4 +1,4 @@
-"""SGP: scaled gradient projection. GPM that lets directions of little importance move a little."""
+"""SGP: scaled gradient projection. GPM that lets less important directions move a little."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SGP(GPM):
     about: ClassVar[str] = "GPM with an importance for every direction (AAAI 2023)"
     tunes: ClassVar[Knob | None] = Knob("alpha", 0.5, 50.0)
 
-    alpha: float = option(10.0, "how fast importance rises with the singular value; large values make it GPM")
+    alpha: float = option(10.0, "how fast importance rises with the singular value; large values give GPM")
 
     def check(self) -> None:
         super().check()

@@ -4,8 +4,8 @@
     task end    Omega_i <- max(0, Omega_i + omega_i / ((w_i - a_i)^2 + xi));   a <- w;   omega <- 0
     loss        L_task + c * sum_i Omega_i (w_i - a_i)^2
 
-omega sums up by how much each weight's own motion lowered the loss, so it has to see the loss without the penalty and
-the motion the optimizer really made, momentum included.
+omega sums up how much each weight's own motion lowered the loss. So it needs the loss without the penalty, and the
+motion that the optimizer really made, including momentum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from drcl.lab.streams import Task
 
 @dataclass
 class SI(Method):
-    """Keeps three numbers a weight: omega, Omega and the anchor."""
+    """Keeps three numbers per weight: omega, Omega and the anchor."""
 
     name: ClassVar[str] = "si"
     about: ClassVar[str] = "synaptic intelligence: quadratic penalty weighted by the path integral of the gradient"

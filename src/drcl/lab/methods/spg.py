@@ -6,9 +6,9 @@
                 a <- max(a, max over k of importance_k)
     later       gradients of the trunk times (1 - a), of the task's head times (1 - mean a)
 
-The first task is trained without a mask. Other heads are asked how strongly this task's data move them, which is how
-old tasks are heard without their data. Importance is taken in evaluation mode, without dropout. Where tasks share one
-head there is no other to ask, and the head is masked as the trunk is.
+The first task is trained without a mask. For other heads, the method measures how strongly this task's data move them;
+this takes old tasks into account without their data. Importance is computed in evaluation mode, without dropout. If
+tasks share one head, there is no other head to measure, and the head is masked like the trunk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALMOST_ONE = 1 - torch.finfo(torch.float32).eps
 
 @dataclass
 class SPG(Method):
-    """Keeps one number a weight. It has no hyperparameter of its own."""
+    """Keeps one number per weight. It has no hyperparameter of its own."""
 
     name: ClassVar[str] = "spg"
     about: ClassVar[str] = "soft masks: each weight's gradient scaled down by its importance to the tasks so far"
@@ -59,7 +59,7 @@ class SPG(Method):
         self.state["mask"] = masks
 
     def importance(self, task: Task, head: int) -> dict[str, Tensor]:
-        """Of each protected weight for one head, from the task's data, between 0 and 1."""
+        """The importance of each protected weight for one head, from the task's data, between 0 and 1."""
         own = self.protected()
         total = {name: torch.zeros_like(p) for name, p in own.items()}
         with undisturbed(self.model):
@@ -85,7 +85,7 @@ def soft_mask(gradient: Tensor) -> Tensor:
 
 
 def standardised(values: Tensor) -> Tensor:
-    """With mean 0 and standard deviation 1; zeros where all are the same, because then none stands out."""
+    """Scaled to mean 0 and standard deviation 1; zeros if all are equal, because then none stands out."""
     centred = values - values.mean()
     deviation = centred.square().mean().sqrt()
     return centred / deviation if deviation > 0 else torch.zeros_like(values)

@@ -36,15 +36,17 @@ Parameters = Mapping[str, nn.Parameter]
 
 @dataclass
 class STAR(ER):
-    """Costs two backward and four forward passes a step beside ER's own."""
+    """Costs two backward and four forward passes per step in addition to ER's own."""
 
     name: ClassVar[str] = "star"
-    about: ClassVar[str] = "experience replay, with answers kept under the weight perturbation that harms them most"
+    about: ClassVar[str] = (
+        "experience replay that keeps answers stable under the weight perturbation that harms them most"
+    )
     tunes: ClassVar[Knob | None] = Knob("lam", 1e-3, 1.0)
 
-    lam: float = option(0.01, "weight of the stability term; 0 is plain experience replay")
+    lam: float = option(0.01, "weight of the stability term; 0 gives plain experience replay")
     gamma: float = option(0.05, "size of the perturbation, as a share of each weight tensor's norm")
-    start: float = option(0.001, "size of the noise the perturbation's direction is found from, as such a share")
+    start: float = option(0.001, "size of the noise from which the perturbation's direction is found, as such a share")
 
     def check(self) -> None:
         super().check()
@@ -78,7 +80,7 @@ class STAR(ER):
         return {name: scaled(g, own[name], self.gamma) for name, g in uphill.items() if g.dim() > 1}
 
     def correct(self, batch: Batch) -> tuple[Batch, list[Tensor]]:
-        """The examples answered correctly and the log-probabilities of these answers, a tensor a head."""
+        """The examples answered correctly and the log-probabilities of these answers, a tensor per head."""
         with torch.no_grad():
             found = self.model.by_head(batch.x, batch.heads())
             right = torch.cat([rows[logits.argmax(1) == batch.y[rows]] for rows, logits in found])
@@ -111,7 +113,7 @@ def scaled(direction: Tensor, weight: Tensor, share: float) -> Tensor:
 
 @contextlib.contextmanager
 def perturbed(parameters: Parameters, delta: Mapping[str, Tensor]) -> Iterator[None]:
-    """Weights with `delta` added, given back bit for bit: copied, because adding and subtracting would round."""
+    """Adds `delta` to the weights inside the block and restores them bit for bit afterwards, from copies."""
     kept = {name: parameters[name].detach().clone() for name in delta}
     try:
         with torch.no_grad():

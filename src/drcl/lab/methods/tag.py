@@ -5,8 +5,8 @@
     step        w <- w - lr n / (sqrt(sum_k alpha_k V_k) + 1e-8),      n = g   (adam: M_t / (1 - beta1^steps))
 
 for each tensor by itself. A task that agrees with earlier ones gets larger steps, one that goes against them smaller
-ones, by up to exp(b) in all. At a task's end its moments are kept for good, the first one as a direction: two numbers
-a weight and task. A head of one task has no past and is trained by the plain adaptive rule.
+ones, by up to exp(b) in all. At a task's end its moments are kept permanently, the first one as a direction: two
+numbers per weight and task. A head of one task has no past and is trained by the plain adaptive rule.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ EPS = 1e-8
 
 @dataclass
 class TAG(Method):
-    """Gradients are turned into steps before plain descent takes them, so learning rate schedules work as ever. A step
-    has about the length of the learning rate in every weight, whatever the gradient: a rate meant for plain descent is
-    far too large, hence one of its own."""
+    """Gradients are turned into steps before plain descent takes them, so learning rate schedules work as usual. A step
+    changes every weight by about the learning rate, whatever the gradient. A rate meant for plain descent is far too
+    large, so this method has its own."""
 
     name: ClassVar[str] = "tag"
     about: ClassVar[str] = "task-based accumulated gradients: RMSProp, Adagrad or Adam with the moments of every task"
@@ -82,7 +82,7 @@ class TAG(Method):
             p.grad = top / (self.blended(name, m, v).sqrt_().add_(EPS))
 
     def blended(self, name: str, m: Tensor, v: Tensor) -> Tensor:
-        """The second moments of all tasks that trained this tensor, weighted by how they agree with this one."""
+        """The second moments of all tasks that trained this tensor, weighted by their agreement with this task."""
         past = [task for task in self.past if name in task["second"]]
         if not past:
             return v.clone()
@@ -97,7 +97,7 @@ class TAG(Method):
 
     @property
     def past(self) -> list[dict[str, Any]]:
-        """Of each earlier task ``{"direction": ..., "second": ...}`` by name of the parameter."""
+        """For each earlier task, ``{"direction": ..., "second": ...}`` by the name of the parameter."""
         return self.state.get("past", [])
 
     def after_task(self, task: Task) -> None:

@@ -36,7 +36,7 @@ class TRGP(GPM):
         W_t = W + sum over trusted j of  W B_j (Q_j - 1) B_j^T,
 
     where W B_j is frozen and the scaling matrices Q_j, 1 at first, are trained together with W. They are kept, so the
-    task must be known when an answer is asked for. Inputs are recorded with W_t, whose outputs therefore stay put.
+    task must be known to answer. Inputs are recorded with W_t, so its outputs do not change.
     """
 
     name: ClassVar[str] = "trgp"
@@ -44,8 +44,10 @@ class TRGP(GPM):
     abilities: ClassVar[Abilities] = replace(GPM.abilities, task_ids=True)
     tunes: ClassVar[Knob | None] = Knob("threshold", 0.5, 0.99)
 
-    epsilon: float = option(0.5, "share of the gradient in an old task's space above which it is trusted; 1: none is")
-    related: int = option(2, "old tasks trusted at most, in each layer")
+    epsilon: float = option(
+        0.5, "share of the gradient in an old task's space above which the task is trusted; 1: no task is"
+    )
+    related: int = option(2, "largest number of old tasks trusted in each layer")
 
     def check(self) -> None:
         super().check()
@@ -87,11 +89,11 @@ class TRGP(GPM):
         self.state.setdefault("trusted", {})[str(task.index)] = trusted
 
     def trust(self, name: str, gradient: Tensor, near: list[int]) -> list[int]:
-        """Which of the old tasks near enough, nearest first, are to be scaled."""
+        """The related old tasks that are to be scaled, most related first."""
         return near
 
     def gradient(self, task: Task, word: str) -> dict[str, Tensor]:
-        """The gradient of the loss at each layer, as a matrix, for some images of a task, with the weights of now."""
+        """The gradient of the loss at each layer, as a matrix, for some images of a task, with the current weights."""
         batches = list(self.sample(task, self.samples, word))
         images = sum(len(y) for _, y in batches)
         self.gradients += -(-images // self.setting.batch)
@@ -177,5 +179,5 @@ class TRGP(GPM):
         return self.state["bases"][name][:, self.spaces(name)[old]]
 
     def state_bytes(self) -> int:
-        """The scaling matrices are the method's, though the network carries them."""
+        """The scaling matrices belong to the method, although the network contains them."""
         return super().state_bytes() + sum(scale.nbytes for scale in self.scales.values())

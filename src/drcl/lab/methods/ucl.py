@@ -1,4 +1,4 @@
-"""UCL: uncertainty-based continual learning. One standard deviation a unit says how freely its weights may move."""
+"""UCL: uncertainty-based continual learning. One standard deviation per unit says how freely its weights may move."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from drcl.lab.streams import Task
 class UCL(_gaussian.Bayesian):
     """Ahn, Cha, Lee, Moon, "Uncertainty-based Continual Learning with Adaptive Regularization", NeurIPS 2019.
 
-    A layer has means m, plain biases b and one sigma a unit; training draws W = m + sigma * noise once a batch, answers
-    use m. It starts with the variance V = 2 / fan_in (convolution: 2 / fan_out), `ratio` of it as sigma0^2 and the rest
-    as uniform m. With s = sigma0 / sigma_old of a layer, s' that of the layer before (0 before the first) and B the
-    batch size, the loss gains
+    A layer has means m, plain biases b and one sigma per unit; training draws W = m + sigma * noise once per batch;
+    answers use m. It starts with the variance V = 2 / fan_in (convolution: 2 / fan_out), `ratio` of it as sigma0^2 and
+    the rest as uniform m. With s = sigma0 / sigma_old of a layer, s' that of the layer before (0 before the first) and
+    B the batch size, the loss gains
 
         a / (2B) sum |max(s, s') (m - m_old)|^2 + |s (b - b_old)|^2
         + 1 / B  sum sigma0^2 (|m_old^2 / sigma_old^2 (m - m_old)|_1 + |b_old^2 / sigma_old^2 (b - b_old)|_1)
@@ -38,17 +38,19 @@ class UCL(_gaussian.Bayesian):
     """
 
     name: ClassVar[str] = "ucl"
-    about: ClassVar[str] = "uncertainty-based regularisation with one sigma a unit (NeurIPS 2019)"
+    about: ClassVar[str] = "uncertainty-based regularisation with one sigma per unit (NeurIPS 2019)"
     abilities: ClassVar[Abilities] = Abilities(norms="none", branches=False, weight_decay=False)
     tunes: ClassVar[Knob | None] = Knob("strength")
 
-    beta: float = option(0.03, "weight of the term that moves sigma")
+    beta: float = option(0.03, "weight of the term that changes sigma")
     ratio: float = option(0.5, "share of the first variance that is noise, in (0, 1)")
-    alpha: float = option(0.01, "pull to the first weights while the first task is learned")
-    strength: float = option(1.0, "factor on both pulls to the old weights from the second task on; 1 is the paper's")
+    alpha: float = option(0.01, "pull towards the first weights during the first task")
+    strength: float = option(
+        1.0, "factor on both pulls towards the old weights from the second task on; the paper has 1"
+    )
     rho_lr: float = option(1e-3, "learning rate of sigma (of rho, sigma = softplus(rho))")
     adam_lr: float | None = option(1e-3, "learning rate of Adam, as in the paper; none: the run's own optimizer")
-    noise: bool = option(True, "draw weights while training; false trains the means alone")
+    noise: bool = option(True, "draw weights during training; false trains only the means")
 
     def check(self) -> None:
         _checks.inside(self.name, "ratio", self.ratio, 0.0, 1.0, "the paper has 0.125 to 0.5")
@@ -65,7 +67,7 @@ class UCL(_gaussian.Bayesian):
         return model
 
     def _start(self, layer: nn.Linear | nn.Conv2d) -> float:
-        """Draw new means and say how large sigma is."""
+        """Draw new means and return the size of sigma."""
         fan = layer.weight[0].numel() if isinstance(layer, nn.Linear) else layer.weight[:, 0].numel()
         variance = 2.0 / fan
         bound = (3 * (1 - self.ratio) * variance) ** 0.5
@@ -98,7 +100,7 @@ class UCL(_gaussian.Bayesian):
         return fit + self.penalty() / self._size
 
     def penalty(self) -> Tensor:
-        """All that is added to the mean loss, times the batch size."""
+        """Everything that is added to the mean loss, times the batch size."""
         later = self.at.task > 0
         pull = self.strength if later else self.alpha
         total = torch.zeros((), device=self.setting.device)

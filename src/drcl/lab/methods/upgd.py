@@ -1,4 +1,5 @@
-"""UPGD (Elsayed, Mahmood, ICLR 2024): small steps for useful weights, noise for the others. Knows no tasks.
+"""UPGD (Elsayed, Mahmood, ICLR 2024): small steps for useful weights, noise for the others. It does not need to know
+the tasks.
 
     utility     M = - g * w                      by how much the loss would rise if w were zero, to first order
     trace       U <- beta U + (1 - beta) M;      U^ = U / (1 - beta^n)
@@ -9,8 +10,8 @@
 The best weight keeps 1 - sigmoid(1) = 0.27 of its step, one without any utility half, a harmful one more
 than half. With ``protect = "noise"`` (the paper's non-protecting form) only the noise is scaled.
 
-eta is taken of the corrected trace, as in the paper's algorithm. Where no weight is useful at all it would turn the
-order round, so the largest absolute utility takes its place.
+eta is computed from the corrected trace, as in the paper's algorithm. If no weight is useful at all, it would reverse
+the order, so the largest absolute utility is used instead.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from drcl.lab.streams import Task
 
 @dataclass
 class UPGD(Method):
-    """Gradients are rewritten before plain descent takes them; the trace, one number a weight, outlives the tasks."""
+    """Gradients are rewritten before plain descent takes them; the trace, one number per weight, outlives the tasks."""
 
     name: ClassVar[str] = "upgd"
-    about: ClassVar[str] = "utility-based perturbed gradient descent: gates steps by utility, perturbs the useless"
+    about: ClassVar[str] = (
+        "utility-based perturbed gradient descent: small steps for useful weights, noise for useless ones"
+    )
     abilities: ClassVar[Abilities] = Abilities(task_ends=False, optimizer="own")
     tunes: ClassVar[Knob | None] = Knob("sigma", 1e-4, 1.0)
 
@@ -41,7 +44,7 @@ class UPGD(Method):
     protect: Literal["gradient", "noise"] = option("gradient", "what utility scales down: all of the step or its noise")
     sigma: float = option(0.001, "standard deviation of the noise added to the gradient")
     beta: float = option(0.999, "decay of the utility trace")
-    decay: float = option(0.001, "weight decay, apart from the gradient")
+    decay: float = option(0.001, "weight decay, applied separately from the gradient")
 
     def check(self) -> None:
         _checks.not_negative(self.name, sigma=self.sigma, decay=self.decay)
@@ -99,5 +102,5 @@ def scaled(utilities: Mapping[str, Tensor], scaling: Literal["global", "local"])
 
 
 def _ratio(utility: Tensor, scale: Tensor) -> Tensor:
-    """Their quotient; 0 where the scale is 0, because then so is the utility."""
+    """The quotient; 0 where the scale is 0, because then the utility is 0, too."""
     return torch.where(scale > 0, utility / torch.where(scale > 0, scale, 1.0), 0.0)

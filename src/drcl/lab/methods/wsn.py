@@ -27,12 +27,12 @@ class WSN(Method):
     Every weight w of the trunk's linear and convolutional layers has a score s. A task uses w * m, where m is 1 for
     the share `density` of each layer's weights with the largest |s| and 0 elsewhere. The gradient passes through m as
     if it were |s|: d loss / d |s| = w * (gradient of w * m). Weights in the union of the earlier tasks' masks get no
-    gradient, scores always do, and go on from task to task. At the end of a task its mask is read off the scores and
-    kept, one bit a weight; the task is answered with it ever after.
+    gradient. Scores always do, and they carry over from task to task. At the end of a task its mask is computed from
+    the scores and kept, one bit per weight; the task is always answered with it.
 
     The paper's networks have no biases and no trained norm layers; here those are trained in the first task and then
-    kept. So old logits stay the same bit for bit. A fresh optimizer moves nothing that has a zero gradient; weight
-    decay would, and is refused. Of equal scores only as many are taken as the density allows.
+    kept. So old logits stay the same bit for bit. A fresh optimizer moves nothing that has a zero gradient. Weight
+    decay would, so it is refused. If scores are equal, only as many weights are taken as the density allows.
     """
 
     name: ClassVar[str] = "wsn"
@@ -96,7 +96,7 @@ class WSN(Method):
         return self.forward(x, task.head, self.mask_of(task.index))
 
     def forward(self, x: Tensor, head: int, masks: dict[str, Tensor]) -> Tensor:
-        """Logits of the subnetwork that `masks` leave."""
+        """Logits of the subnetwork that `masks` select."""
         weights = {name: weight * masks[name] for name, weight in self.masked.items()}
         return functional_call(self.model, weights, (x, head))
 
@@ -108,18 +108,18 @@ class WSN(Method):
         return scores[_key(name)]
 
     def current(self) -> dict[str, Tensor]:
-        """The masks the scores stand for now."""
+        """The masks that the current scores give."""
         return {name: top_share(self.score(name).abs(), self.density) for name in self.masked}
 
     def mask_of(self, task: int) -> dict[str, Tensor]:
-        """The masks a task was left with; the current ones before that."""
+        """The final masks of a task; before it ends, the current ones."""
         kept = self.state.get("masks", {}).get(str(task))
         if kept is None:
             return self.current()
         return {name: unpack(kept[name], weight).to(weight) for name, weight in self.masked.items()}
 
     def used(self) -> dict[str, Tensor]:
-        """Which weights some finished task uses. Derived from the masks, and again whenever there is one more."""
+        """Which weights some finished task uses. Derived from the masks, and updated with every finished task."""
         kept = self.state.get("masks", {})
         if getattr(self, "_union_of", None) != len(kept):
             self._union: dict[str, Tensor] = {}
@@ -134,7 +134,7 @@ class WSN(Method):
         self._union_of = -1
 
     def state_bytes(self) -> int:
-        """The scores are the method's, though the network carries them."""
+        """The scores belong to the method, although the network contains them."""
         return super().state_bytes() + sum(self.score(name).nbytes for name in self.masked)
 
 
@@ -151,7 +151,7 @@ class _TopShare(torch.autograd.Function):
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """Where the largest are, in any order: on a CPU numpy finds them ten times sooner than a sorted top-k."""
+    """Positions of the largest values, in any order: on a CPU numpy is ten times faster than a sorted top-k."""
     if values.device.type != "cpu":
         return values.topk(count, sorted=False).indices
     rest = len(values) - count
@@ -164,7 +164,7 @@ def top_share(scores: Tensor, density: float) -> Tensor:
 
 
 def pack(mask: Tensor) -> Tensor:
-    """A mask in one bit an entry."""
+    """A mask in one bit per entry."""
     return torch.from_numpy(np.packbits(mask.cpu().numpy().reshape(-1)))
 
 

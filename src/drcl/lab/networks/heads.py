@@ -1,5 +1,5 @@
-"""The last, linear layers: one per task, one shared by all, or one that grows with the classes that have
-come."""
+"""The last, linear layers: one per task, one shared by all tasks, or one that grows with the classes seen so
+far."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Heads(nn.Module):
         return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
 
     def index(self, head: int | None) -> int:
-        """The head meant by `head`; None is only clear where there is one."""
+        """The head that `head` means; None is allowed only if there is a single head."""
         if head is None:
             if len(self.layers) > 1:
                 raise ValueError(f"head=None: there are {len(self.layers)} heads, say which (task.head)")
@@ -72,9 +72,9 @@ class Heads(nn.Module):
         self.seen[wanted] = True
 
     def grow(self, outputs: int, seed: int = 0) -> None:
-        """Add a head of `outputs` (kind "task"), or that many outputs to the growing head. What was there
-        keeps its weights bit for bit; a growing head's parameter is a new object, so an optimizer has to
-        be told."""
+        """Add a head of `outputs` (kind "task"), or that many outputs to the growing head. Old weights stay
+        the same bit for bit. The parameter of a growing head is a new object, so the optimizer must be
+        told."""
         if outputs < 1:
             raise ValueError(f"outputs={outputs}: grow by at least one")
         if self.kind == "shared":

@@ -1,4 +1,4 @@
-"""The multilayer perceptron: enough for permuted digits, and small enough to see everything in."""
+"""The multilayer perceptron: enough for permuted digits, and small enough to inspect completely."""
 
 from __future__ import annotations
 

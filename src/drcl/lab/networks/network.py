@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from drcl.lab.common import seeds
 from drcl.lab.networks.heads import HeadKind, Heads
-from drcl.lab.networks.norms import PerTaskBatchNorm, freeze_statistics, has_task_statistics, judging, select_task
-from drcl.lab.networks.trunks import TRUNKS
+from drcl.lab.networks.norms import PerTaskBatchNorm, end_task, has_task_statistics, judging, select_task
+from drcl.lab.networks.trunks import TRUNKS, check
 from drcl.lab.streams import Stream, Task
 
 
 class Network(nn.Module):
-    """``network(x, head)`` are the logits of that head; without `head`, of the only one there is. `by_head` answers
-    a batch in which every example has a head of its own.
+    """``network(x, head)`` returns the logits of that head; `head` may be left out if there is only one. `by_head`
+    answers a batch in which every example has its own head.
 
-    The head's number also tells "per-task" norm layers whose statistics to use. The learner calls
-    `begin_task` and `end_task`, which keep class masks and norm statistics right; without them a growing
-    head answers nothing.
+    The number of the head also tells "per-task" norm layers which statistics to use. The learner calls
+    `begin_task` and `end_task`, which update class masks and norm statistics. Without them a growing head
+    gives no answers.
     """
 
     def __init__(self, trunk: nn.Module, heads: Heads) -> None:
@@ -34,7 +34,7 @@ class Network(nn.Module):
         return self.heads(self.features(x, head), head)
 
     def features(self, x: Tensor, head: int | None = None) -> Tensor:
-        """What the trunk hands to the heads, ``[B, heads.features]``."""
+        """The features that the trunk gives to the heads, ``[B, heads.features]``."""
         if self.keeps_tasks_apart:
             select_task(self.trunk, self.heads.index(head))
         return self.trunk(x)
@@ -42,9 +42,9 @@ class Network(nn.Module):
     def by_head(self, x: Tensor, heads: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Which rows of a batch each head answers, and its logits for them, in the order of the heads.
 
-        The trunk sees all rows together, unless its norm layers keep statistics for each task. Then those of tasks
-        that are not being trained on are final: replayed examples are normalised by them, as they will be when they
-        are judged, and do not change them. A handful would spoil them, and a single one has none.
+        The trunk sees all rows together, unless its norm layers keep statistics for each task. Then the statistics of
+        all other tasks are final: replayed examples are normalised by them, as in evaluation, and do not change them.
+        A few examples would spoil the statistics, and a single one has none.
         """
         present = torch.unique(heads).tolist()
         rows = {head: (heads == head).nonzero().squeeze(1) for head in present}
@@ -63,9 +63,9 @@ class Network(nn.Module):
         self._learning.add(task.head)
 
     def end_task(self, task: Task) -> None:
-        """After training on `task`: the first one's norm statistics become final where the policy is
-        "frozen"."""
-        freeze_statistics(self.trunk)
+        """After training on `task`: norm statistics become final where the policy is "frozen" (the first one's) or
+        "averaged"."""
+        end_task(self.trunk)
         self._learning.discard(task.head)
 
     def groups(self) -> dict[str, dict[str, nn.Parameter]]:
@@ -84,24 +84,26 @@ class Network(nn.Module):
 def build(spec: str | Mapping[str, Any], stream: Stream, seed: int = 0) -> Network:
     """A network for `stream`: `spec` is a trunk's name or a table ``{"kind": name, ...}`` with its arguments.
 
-    Heads follow the stream's scenario. The weights are drawn from `seed` alone, trunk and heads apart,
-    and the caller's random state stays as it was.
+    Heads follow the stream's scenario. The weights depend on `seed` alone, separately for trunk and heads, and the
+    caller's random state does not change.
     """
     options = {"kind": spec} if isinstance(spec, str) else dict(spec)
     kind: Any = options.pop("kind", None)
     if kind not in TRUNKS:
         raise ValueError(f"network kind={kind!r}: choose one of {', '.join(TRUNKS)}")
     heads: dict[str, HeadKind] = {"task": "task", "domain": "shared", "class": "growing"}
+    check(kind, options)
     try:
         with seeds.seeded_torch(seed, "network", "trunk"):
             trunk = TRUNKS[kind](stream.shape, tasks=len(stream.heads), **options)
-    except TypeError as wrong:
-        raise TypeError(f"network {kind!r} does not take these options: {wrong}") from None
+    except (TypeError, RuntimeError) as wrong:  # a plugin's own, or sizes that torch refuses
+        told_options = ", ".join(f"model.{name}={value!r}" for name, value in options.items()) or "no options"
+        raise ValueError(f"network {kind!r} cannot be made with {told_options}: {wrong}") from wrong
     told = stream.scenario == "task"
     if not told and has_task_statistics(trunk):
         raise ValueError(
             f'norm="per-task" needs to know the task, which a {stream.scenario}-incremental stream hides: '
-            'choose norm="shared", "frozen", "batch" or "group"'
+            'choose norm="shared", "averaged", "frozen", "batch" or "group"'
         )
     with seeds.seeded_torch(seed, "network", "heads"):
         features = trunk.out_features

@@ -1,10 +1,16 @@
 """What a normalisation layer remembers over tasks. This choice alone can decide how much a network seems
-to forget, so it is named, and every network takes it as an argument.
+to forget, so it has a name, and every network takes it as an argument.
+
+The policies of the library (`drcl.norms`); here the network follows them with every method:
 
 - "shared": batch normalisation with one set of running statistics, which every task overwrites
-- "per-task": running statistics for each task, scale and shift shared; needs to be told the task
+- "averaged": a mean over tasks, in which the first counts nine times; used in training too from the second task on
 - "frozen": running statistics of the first task, used unchanged, in training too, from the second task on
-- "batch": no running statistics; the batch at hand is normalised by its own, also when evaluating
+- "per-task": running statistics for each task, scale and shift shared; needs to be told the task
+
+Layers without running statistics:
+
+- "batch": each batch is normalised by its own statistics, also in evaluation
 - "group": GroupNorm, which never looks at another example
 """
 
@@ -20,7 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-NormPolicy = Literal["shared", "per-task", "frozen", "batch", "group"]
+from drcl.norms import between, freeze, release, share_of
+
+NormPolicy = Literal["shared", "averaged", "frozen", "per-task", "batch", "group"]
 
 
 def make_norm(policy: NormPolicy, channels: int, tasks: int = 1, affine: bool = True) -> nn.Module:
@@ -29,6 +37,8 @@ def make_norm(policy: NormPolicy, channels: int, tasks: int = 1, affine: bool = 
         return BatchNorm(channels, affine=affine)
     if policy == "batch":
         return BatchNorm(channels, affine=affine, track_running_stats=False)
+    if policy == "averaged":
+        return AveragedBatchNorm(channels, affine=affine)
     if policy == "frozen":
         return FrozenBatchNorm(channels, affine=affine)
     if policy == "per-task":
@@ -44,15 +54,15 @@ class BatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"input has shape {tuple(input.shape)}: give [B, C] or [B, C, ...]")
-        if self.training and input.numel() == input.shape[1] and not getattr(self, "frozen", False):
+        if self.training and input.numel() == input.shape[1]:
             raise ValueError(
                 "a batch of one image has no mean and deviation to normalise by: choose a batch size that does not "
-                "leave one image over, or norm=group"
+                "leave a single image at the end, or norm=group"
             )
 
 
 class FrozenBatchNorm(BatchNorm):
-    """Learns its statistics on the first task; after `freeze` it applies them unchanged in every mode.
+    """Learns its statistics on the first task, and then applies them unchanged in every mode.
 
     Whether it is frozen is a buffer, so that it survives a checkpoint."""
 
@@ -62,20 +72,44 @@ class FrozenBatchNorm(BatchNorm):
         super().__init__(channels, affine=affine)
         self.register_buffer("frozen", torch.tensor(False))
 
-    def freeze(self) -> None:
+    def end_task(self) -> None:
         self.frozen.fill_(True)
+        freeze(self)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        (freeze if self.frozen else release)(self)
+
+
+class AveragedBatchNorm(BatchNorm):
+    """Statistics that are a mean over tasks; the mean so far is a buffer, so that it survives a checkpoint."""
+
+    kept_mean: Tensor
+    kept_var: Tensor
+    ended: Tensor
+
+    def __init__(self, channels: int, affine: bool = True) -> None:
+        super().__init__(channels, affine=affine)
+        self.register_buffer("kept_mean", torch.zeros(channels))
+        self.register_buffer("kept_var", torch.ones(channels))
+        self.register_buffer("ended", torch.tensor(0))  # tasks
+
+    @torch.no_grad()
+    def end_task(self) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.kept_mean.copy_(self.running_mean)
+        self.kept_var.copy_(self.running_var)
+        self.ended.add_(1)
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.frozen:
+        if not self.training or not self.ended:
             return super().forward(input)
-        self._check_input_dim(input)
-        return F.batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
-        )
+        return between(self, input, self.kept_mean, self.kept_var, share_of(int(self.ended)))
 
 
 class PerTaskBatchNorm(BatchNorm):
-    """One row of running statistics a task; `task` says which row is read and written."""
+    """One row of running statistics per task; `task` says which row is read and written."""
 
     def __init__(self, channels: int, tasks: int, affine: bool = True) -> None:
         super().__init__(channels, affine=affine, track_running_stats=False)
@@ -110,7 +144,7 @@ def has_task_statistics(module: nn.Module) -> bool:
 
 @contextmanager
 def judging(module: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[None]:
-    """Evaluation mode for a look in the middle of training: no dropout, and no norm statistics are written. With `kind`
+    """Evaluation mode for measurements during training: no dropout, and no norm statistics are written. With `kind`,
     only for layers of that kind."""
     modes = [(layer, layer.training) for layer in module.modules() if isinstance(layer, kind)]
     for layer, _ in modes:
@@ -131,17 +165,17 @@ def select_task(module: nn.Module, task: int) -> None:
             layer.task = task
 
 
-def freeze_statistics(module: nn.Module) -> None:
-    """Freeze the statistics of all "frozen" layers inside `module`; called when the first task ends."""
+def end_task(module: nn.Module) -> None:
+    """Make the statistics of all "frozen" and "averaged" layers inside `module` final; called when a task ends."""
     for layer in module.modules():
-        if isinstance(layer, FrozenBatchNorm):
-            layer.freeze()
+        if isinstance(layer, FrozenBatchNorm | AveragedBatchNorm):
+            layer.end_task()
 
 
 @contextmanager
 def settled(module: nn.Module, look: Callable[[], int]) -> Iterator[None]:
     """Inside, and in evaluation mode, "batch" layers use the mean statistics of the batches that `look` sends through
-    them (it says of how many images): a single image has an output then, and a gradient, of its own."""
+    them (it returns the number of images). Each image then has its own output and gradient."""
     layers = [layer for layer in module.modules() if type(layer) is BatchNorm and layer.running_mean is None]
     if not layers:
         yield
@@ -161,6 +195,8 @@ def settled(module: nn.Module, look: Callable[[], int]) -> Iterator[None]:
             hook.remove()
     try:
         for layer in layers:
+            # For now only: they are no part of the model's state, and so of no anchor.
+            layer._non_persistent_buffers_set |= {"running_mean", "running_var"}
             layer.running_var, layer.running_mean = torch.stack(seen[layer]).sum(0) / images
         yield
     finally:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from torch import nn
 
+from drcl.lab.common.fields import convert, nearest
 from drcl.lab.common.plugins import PluginError
 from drcl.lab.common.registry import Registry
 from drcl.lab.networks.alexnet import AlexNet, AlexNetGPM
@@ -28,15 +31,37 @@ Trunk = TypeVar("Trunk", bound=type[nn.Module])
 
 
 def names() -> tuple[str, ...]:
-    """The trunks `build` knows."""
+    """The names of the trunks that `build` knows."""
     return tuple(TRUNKS)
 
 
-def register(name: str) -> Callable[[Trunk], Trunk]:
-    """Make a class of your own a network: ``Trunk(shape, tasks=..., **arguments)``.
+_GIVEN = ("self", "shape", "tasks")  # what a network is told by the stream it is made for
 
-    `shape` is ``(C, H, W)`` of an image and `tasks` how many heads there will be, for norm layers that differ between
-    tasks. It turns ``[B, C, H, W]`` into ``[B, out_features]`` and has that number as its attribute `out_features`.
+
+def check(kind: str, options: Mapping[str, Any]) -> None:
+    """Check that this network has these options, and that their values have the right types."""
+    trunk = TRUNKS[kind]
+    parameters = inspect.signature(trunk).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return  # it alone knows what it takes
+    known = [name for name in parameters if name not in _GIVEN]
+    try:
+        hints = typing.get_type_hints(trunk.__init__)
+    except (NameError, TypeError):  # a plugin's types need not be known here
+        hints = {}
+    for name, value in options.items():
+        if name not in known:
+            what = nearest(name, known) if known else "it has none"
+            raise TypeError(f"model.{name}: network {kind!r} has no option {name!r}: {what}")
+        if name in hints:
+            convert(f"model.{name}", value, hints[name])
+
+
+def register(name: str) -> Callable[[Trunk], Trunk]:
+    """Register your own class as a network: ``Trunk(shape, tasks=..., **arguments)``.
+
+    `shape` is the ``(C, H, W)`` of an image, and `tasks` is the number of heads, for norm layers that differ between
+    tasks. The network turns ``[B, C, H, W]`` into ``[B, out_features]`` and has an attribute `out_features`.
     Arguments with a default are options: ``-o model.kind=NAME -o model.width=64``.
     """
 

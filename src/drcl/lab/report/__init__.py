@@ -1,1 +1,1 @@
-"""From run directories to something to read: tables, pictures, a page."""
+"""From run directories to tables, figures and a page."""

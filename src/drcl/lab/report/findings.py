@@ -1,4 +1,4 @@
-"""The sentence above a table: what its numbers say, and no more than they can bear."""
+"""The sentence above a table: what its numbers say, and no more than they support."""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ def _price(best: Row, table: Sequence[Row]) -> str:
     time = best.values["relative_time"].mean
     if not math.isnan(time) and best.method != BASELINE:
         parts.append(f"takes {time:.2f} times as long as {BASELINE}")
-    unmoved = best.values["unmoved"].mean
-    if unmoved > 0:
+    unmoved, held = best.values["unmoved"].mean, best.values["directions_held"].mean
+    if held > 0:
+        parts.append(f"holds {100 * held:.0f}{_SPACE}% of the directions of its layers at each later task")
+    elif unmoved > 0:
         parts.append(f"leaves {100 * unmoved:.0f}{_SPACE}% of the weights exactly in place at each later task")
     return f"; it {' and '.join(parts)}" if parts else ""
 

@@ -14,7 +14,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from drcl.lab.report.table import COLUMNS, Column, Row, Statistic, benchmark_notes, cell_text, rows
+from drcl.lab.common.words import clean
+from drcl.lab.report.table import COLUMNS, HELD, Column, Row, Statistic, benchmark_notes, row_text, rows
 from drcl.lab.runs.read import Run
 
 SUMMARY = ("average_accuracy", "backward_transfer", "unmoved", "relative_time")
@@ -62,7 +63,7 @@ def _rich(mine: Sequence[Row], columns: Sequence[Column]) -> Table:
 
 def _rich_cell(row: Row, column: Column) -> Text:
     value = row.values[column.key]
-    mean, sign, deviation = cell_text(column, value).partition(" ± ")
+    mean, sign, deviation = row_text(row, column).partition(" ± ")
     faint = row.reference or math.isnan(value.mean)
     style = "dim" if faint else "bold green" if column.key in row.best else ""
     return Text.assemble((mean, style), (sign + deviation, "dim"))
@@ -74,7 +75,7 @@ _BAR = 10
 
 
 def summary_table(runs: Iterable[Run]) -> Table:
-    """The columns that end a demonstration: what was kept, what was lost, what stayed put, what it cost."""
+    """The columns at the end of a demonstration: what was kept, what was lost, what did not move, what it cost."""
     everything = rows(runs)
     table = [row for row in everything if row.label]
     by_key = {column.key: column for column in COLUMNS}
@@ -111,7 +112,7 @@ def _scope(table: Sequence[Row], benchmark: str) -> str:
 
 
 def _bar(row: Row, best: bool) -> Text:
-    """Average accuracy as a length, for the glance before the number."""
+    """Average accuracy as a bar, to compare at a glance."""
     share = row.values["average_accuracy"].mean
     if math.isnan(share):
         return Text()
@@ -144,7 +145,7 @@ def _markdown(table: Sequence[Row]) -> str:
             for row in mine:
                 cells = [_md(row.label), str(len(row.seeds))]
                 for column in COLUMNS:
-                    text = cell_text(column, row.values[column.key])
+                    text = row_text(row, column)
                     cells.append(f"**{text}**" if column.key in row.best else text)
                 lines.append("| " + " | ".join(cells) + " |")
             parts.append("\n".join(lines) + "\n")
@@ -162,10 +163,10 @@ def _md(text: str) -> str:
 
 
 def _csv(table: Sequence[Row]) -> str:
-    """Fractions and plain units at full precision; of the notes only how many runs are left out."""
+    """Fractions and plain units at full precision; of the notes, only the number of runs left out."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = [f"{column.key}{end}" for column in COLUMNS for end in ("", "_std", "_n")]
+    names = [f"{column.key}{end}" for column in (*COLUMNS, HELD) for end in ("", "_std", "_n")]
     writer.writerow(["benchmark", "method", "seeds", "finished", "left_out", *names])
     for row in table:
         left_out = len(row.group.unfinished) + len(row.group.left_out) if row.group else len(row.notes)
@@ -176,7 +177,7 @@ def _csv(table: Sequence[Row]) -> str:
             len(row.seeds),
             left_out,
         ]
-        for column in COLUMNS:
+        for column in (*COLUMNS, HELD):
             cells += _numbers(row.values[column.key])
         writer.writerow(cells)
     return out.getvalue()
@@ -230,7 +231,7 @@ def _latex(table: Sequence[Row]) -> str:
         for row in mine:
             cells = [_tex(row.label), str(len(row.seeds))]
             for column in COLUMNS:
-                text = _tex(cell_text(column, row.values[column.key]))
+                text = _tex(row_text(row, column))
                 cells.append(rf"\textbf{{\boldmath {text}}}" if column.key in row.best else text)
             lines.append(" & ".join(cells) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
@@ -249,4 +250,4 @@ def render(table: Sequence[Row], format: str = "text") -> str:
     """The table as ``"text"``, ``"markdown"``, ``"csv"`` or ``"latex"``."""
     if format not in FORMATS:
         raise ValueError(f"format={format!r}; choose one of {', '.join(FORMATS)}")
-    return FORMATS[format](table)
+    return clean(FORMATS[format](table), keep="\n")

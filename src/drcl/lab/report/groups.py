@@ -1,4 +1,4 @@
-"""Runs of one method on one benchmark over its seeds: the unit of a table's row and of a curve."""
+"""Runs of one method on one benchmark over its seeds: one row of a table, or one curve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drcl.lab.runs.read import Run
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one method on one benchmark that differ in nothing but their seed."""
+    """Runs of one method on one benchmark that differ only in their seed."""
 
     benchmark: str
     method: str
@@ -49,13 +49,17 @@ class Group:
         return tuple(run for run in self.runs if not run.finished)
 
     def matrix(self) -> np.ndarray:
-        """The accuracy matrix in the mean over the seeds that count."""
+        """The mean accuracy matrix over the seeds that count."""
         return np.mean([run.matrix for run in self.finished], axis=0)
 
 
-def group(runs: Iterable[Run]) -> list[Group]:
-    """Group readable runs over their seeds. Other options make another group, told apart by its label."""
-    readable = [run for run in runs if run.readable]
+def group(runs: Iterable[Run | Group]) -> list[Group]:
+    """Group readable runs over their seeds. Runs with different options form different groups, each with its own label.
+
+    Existing groups keep their labels, so that a part of a table has the same names as the whole table.
+    """
+    runs = list(runs)
+    readable = [run for run in runs if isinstance(run, Run) and run.readable]
     benchmarks = _labels(readable, lambda run: run.benchmark, _benchmark_settings)
     buckets: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[Run]] = {}
     for run in readable:
@@ -68,6 +72,7 @@ def group(runs: Iterable[Run]) -> list[Group]:
         Group(benchmark, method, labels[members[0].path], tuple(sorted(members, key=_by_seed)))
         for (benchmark, method, _), members in buckets.items()
     ]
+    groups += [g for g in runs if isinstance(g, Group)]
     return sorted(groups, key=lambda g: (g.benchmark, g.method, g.label))
 
 
@@ -84,7 +89,7 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _labels(runs: list[Run], name: Callable[[Run], str], settings: Callable[[Run], dict[str, str]]) -> dict[Path, str]:
-    """The name alone where all runs of that name agree, else the name and the options that differ."""
+    """The name alone if all runs of that name agree; otherwise the name and the options that differ."""
     labels: dict[Path, str] = {}
     for each in dict.fromkeys(name(run) for run in runs):
         mine = {run.path: settings(run) for run in runs if name(run) == each}

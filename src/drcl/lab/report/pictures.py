@@ -1,4 +1,4 @@
-"""The pictures of one benchmark on the page, each with its caption and its text for who does not see it."""
+"""The pictures of one benchmark on the page, each with its caption and its text for readers who cannot see it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from drcl.lab.report.figures import accuracy_curves, cost, drift, forgetting, matrix, movement, style, time_parts
 from drcl.lab.report.groups import Group
 from drcl.lab.report.svg import inline_svg
-from drcl.lab.report.table import REFERENCES, seed_text
+from drcl.lab.report.table import REFERENCES, Statistic, seed_text
 from drcl.lab.runs.read import Run
 
 
@@ -25,10 +25,11 @@ class Picture:
     title: str
     caption: str
     svg: Markup
+    key: str = ""  # of the method it shows; empty if it shows several
 
 
 class Pictures:
-    """Drawn once each; ``anchor`` makes the ids of this benchmark its own."""
+    """All figures, each drawn once; ``anchor`` makes the ids of this benchmark unique."""
 
     def __init__(self, groups: Sequence[Group], anchor: str, looks: Mapping[str, style.Look]) -> None:
         self.groups = [g for g in groups if g.finished]
@@ -46,14 +47,14 @@ class Pictures:
 
     def _picture(self, module: ModuleType, figure: Figure, caption: str) -> Picture:
         name = f"{self.anchor}-{module.__name__.rpartition('.')[2]}"
-        svg = inline_svg(figure, name, module.TITLE, module.describe(self._runs))
+        svg = inline_svg(figure, name, module.TITLE, module.describe(self.groups))
         return Picture(module.TITLE, caption, Markup(svg))
 
     def _panel(self, module: ModuleType, g: Group, index: int, title: str, caption: str) -> Picture:
         name = f"{self.anchor}-{module.__name__.rpartition('.')[2]}-{index}"
         words = f"{g.label}: {module.TITLE}"
-        svg = inline_svg(module.draw(g.finished), name, words, module.describe(g.finished))
-        return Picture(title, caption, Markup(svg))
+        svg = inline_svg(module.draw([g]), name, words, module.describe([g]))
+        return Picture(title, caption, Markup(svg), self.looks[g.label].key)
 
     def _curves(self) -> list[Picture]:
         if not self.groups:
@@ -63,7 +64,7 @@ class Pictures:
             accuracy_curves: "Mean test accuracy on the tasks learned up to then." + band,
             forgetting: "How far earlier tasks fell from the best they had." + band,
         }
-        return [self._picture(module, module.draw(self._runs, self.looks), text) for module, text in captions.items()]
+        return [self._picture(module, module.draw(self.groups, self.looks), text) for module, text in captions.items()]
 
     def _band(self) -> str:
         several = any(len(g.finished) > 1 for g in self.groups)
@@ -79,7 +80,7 @@ class Pictures:
 
     def _drifts(self) -> list[Picture]:
         recorded = self._recorded()
-        still = [g for g in recorded if _kept_any(g)]
+        still = [g for g in recorded if drift.kept_any(g)]
         pictures = [
             self._panel(drift, g, k, f"{g.label}: left exactly in place", "Bit for bit. " + _over(g))
             for k, g in enumerate(still)
@@ -88,15 +89,28 @@ class Pictures:
             caption = "Change of the weights at each task, relative to their size, layers weighted by size."
             runs = [run for g in recorded for run in g.finished]
             if any(not math.isnan(change) for run in runs for change in movement.relative_change(run)):
-                pictures.append(self._picture(movement, movement.draw(runs, self.looks), caption + self._band()))
+                pictures.append(self._picture(movement, movement.draw(recorded, self.looks), caption + self._band()))
         return pictures
 
     def _moved_everything(self) -> str:
-        labels = [g.label for g in self._recorded() if not _kept_any(g)]
-        if not labels:
-            return ""
-        names = labels[0] if len(labels) == 1 else ", ".join(labels[:-1]) + " and " + labels[-1]
-        return f"{names} moved every weight at every task."
+        """A sentence instead of maps that would show only zeros."""
+        held = {
+            g.label: Statistic.of(run.value("directions_held") for run in g.finished).mean for g in self._recorded()
+        }
+        zeros = [g for g in self._recorded() if not drift.kept_any(g) and math.isnan(held[g.label])]
+        all_moved = [g.label for g in zeros if not (drift.shares(g)[1] > 0).any()]
+        nearly = [g.label for g in zeros if g.label not in all_moved]
+        sentences = [f"{_listed(all_moved)} moved every weight at every task."] if all_moved else []
+        if nearly:
+            sentences.append(
+                f"{_listed(nearly)} left less than 0.5 % of the weights of any layer in place at any task."
+            )
+        for label, share in held.items():
+            if not math.isnan(share):
+                sentences.append(
+                    f"{label} held {100 * share:.1f} % of the directions of its layers at each later task."
+                )
+        return " ".join(sentences)
 
     def _costs(self) -> list[Picture]:
         if all(math.isnan(run.value("learning_seconds")) for run in self._runs):
@@ -104,15 +118,15 @@ class Pictures:
         return [
             self._picture(
                 cost,
-                cost.draw(self._runs, self.looks),
+                cost.draw(self.groups, self.looks),
                 "Training and consolidation; evaluation is not counted.",
             ),
-            self._picture(time_parts, time_parts.draw(self._runs), "The whole sequence, mean over seeds."),
+            self._picture(time_parts, time_parts.draw(self.groups, self.looks), "The whole sequence, mean over seeds."),
         ]
 
 
-def _kept_any(g: Group) -> bool:
-    return bool((drift.shares(g)[1] > 0).any())
+def _listed(labels: Sequence[str]) -> str:
+    return labels[0] if len(labels) == 1 else ", ".join(labels[:-1]) + " and " + labels[-1]
 
 
 def _over(g: Group) -> str:

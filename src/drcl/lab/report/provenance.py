@@ -1,4 +1,4 @@
-"""How the numbers of a page came about: settings, runs and machines, said once where they agree."""
+"""Where the numbers of a page come from: settings, runs and machines, listed once if they agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _options(g: Group) -> Options:
 
 
 def shared_options(groups: Sequence[Group]) -> Options:
-    """What every method was run with; empty where there is only one to speak of."""
+    """The settings shared by all methods; empty if there is only one method."""
     if len(groups) < 2:
         return {}
     first, *others = [_options(g) for g in groups]
@@ -33,7 +33,7 @@ def shared_options(groups: Sequence[Group]) -> Options:
 
 
 def methods(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Each method with the options that are its own and its runs, each with why it does not count, if so."""
+    """Each method with its own options and its runs; a run that does not count has a reason."""
     shared = shared_options(groups)
     found = []
     for g in groups:
@@ -53,7 +53,7 @@ def methods(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def environment(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Versions and machine: one value where the runs agree, every value where they do not."""
+    """Versions and machine: one value if the runs agree, otherwise every value."""
     seen: dict[str, dict[str, None]] = {}
     for run in runs:
         for key, value in flat_text(run.environment, between=" ").items():
@@ -64,7 +64,7 @@ def environment(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def relative(path: Path, beside: Path) -> str:
-    """As seen from the page; a page that is sent away should not tell where somebody's home directory is."""
+    """A path relative to the page: a page that is sent to others should not reveal someone's home directory."""
     try:
         return Path(os.path.relpath(path.resolve(), beside.resolve())).as_posix()
     except ValueError:  # another drive

@@ -1,4 +1,4 @@
-"""A figure as a piece of a web page: inline SVG whose colours follow the page and whose words are words.
+"""A figure as part of a web page: inline SVG whose colours follow the page and whose text is real text.
 
 Only attributes are rewritten, on the parsed tree, so that a label is never taken for markup.
 """
@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
+from matplotlib.path import Path
+from matplotlib.transforms import Affine2D
 
+from drcl.lab.common.words import clean
+from drcl.lab.report.figures import marks
 from drcl.lab.report.figures.style import TONES, styled
 
 _BY_COLOUR = {tone.light: f"var(--{tone.name})" for tone in TONES}
@@ -26,11 +33,14 @@ def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
     buffer = io.StringIO()
     with styled():
         mpl.rcParams["svg.fonttype"] = "none"  # letters stay letters: they are found, selected and read aloud
+        marks.name_parts(figure)
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(buffer.getvalue())
     _rewrite(root, name)
     box = root.attrib["viewBox"]
     width, height = box.split()[2:]
+    for place in marks.places(figure):
+        root.append(_place(place, float(width), float(height)))
     root.attrib.clear()
     root.attrib |= {
         "viewBox": box,
@@ -38,11 +48,29 @@ def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
         "role": "img",
         "aria-labelledby": f"{name}-title {name}-desc",
     }
-    for place, (tag, words) in enumerate((("title", title), ("desc", description))):
+    for index, (tag, words) in enumerate((("title", title), ("desc", description))):
         element = ElementTree.Element(tag, id=f"{name}-{tag}")
-        element.text = words
-        root.insert(place, element)
+        element.text = clean(words)
+        root.insert(index, element)
     return ElementTree.tostring(root, encoding="unicode")
+
+
+_REACH = 7.0  # points around a place where pointing at it counts
+
+
+def _place(place: marks.Place, width: float, height: float) -> ElementTree.Element:
+    """An invisible area above everything else. Its words are a title, which a browser shows without any script."""
+    x, y = place.x * width, place.y * height
+    if place.width:
+        numbers = {"x": x, "y": y, "width": place.width * width, "height": place.height * height}
+        element = ElementTree.Element("rect", {key: f"{value:.1f}" for key, value in numbers.items()})
+    else:
+        element = ElementTree.Element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{_REACH:g}")
+    element.attrib["class"] = "hit"
+    if place.key:
+        element.attrib["data-m"] = place.key
+    ElementTree.SubElement(element, "title").text = clean(place.words)
+    return element
 
 
 def _rewrite(element: ElementTree.Element, name: str) -> None:
@@ -51,6 +79,10 @@ def _rewrite(element: ElementTree.Element, name: str) -> None:
     element.attrib.clear()
     for key, value in attributes.items():
         if key == "id":
+            method = marks.key_of(value)
+            if method is not None:
+                element.attrib["data-m"] = method
+                continue
             value = f"{name}-{value}"
         elif key == "href":
             value = value.replace("#", f"#{name}-", 1) if value.startswith("#") else value
@@ -67,6 +99,21 @@ def _rewrite(element: ElementTree.Element, name: str) -> None:
 
 def _local(name: str) -> str:
     return name.rpartition("}")[2]
+
+
+_LETTERS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", Path.CLOSEPOLY: "Z"}
+
+
+def marker_path(marker: Any) -> str:
+    """A marker's outline for the ``d`` of a path, two units wide about (0, 0), as it is drawn in the figures."""
+    drawn = MarkerStyle(marker)
+    shape = drawn.get_path().transformed(drawn.get_transform())
+    shape = shape.transformed(Affine2D().scale(1 / np.abs(shape.vertices).max(), -1 / np.abs(shape.vertices).max()))
+    steps = []
+    for points, code in shape.iter_segments(curves=True, simplify=False):
+        numbers = "" if code == Path.CLOSEPOLY else " ".join(f"{value:.2f}" for value in points)
+        steps.append(_LETTERS[code] + numbers)
+    return "".join(steps)
 
 
 def variables(dark: bool) -> str:

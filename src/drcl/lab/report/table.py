@@ -1,7 +1,7 @@
-"""From runs to rows: one row a method, mean and standard deviation over seeds, cost beside accuracy.
+"""From runs to rows: one row per method, mean and standard deviation over seeds, cost beside accuracy.
 
-How a table looks is in ``formats``. A run that is unfinished, failed, damaged or repeated is told in a note under the
-table, and never averaged in.
+``formats`` decides how a table looks. A run that is unfinished, failed, damaged or repeated is named in a note under
+the table and never included in an average.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from drcl.lab.common.words import clean
+from drcl.lab.report.glossary import WORDS
 from drcl.lab.report.groups import Group, group
 from drcl.lab.runs.read import Run
 
@@ -21,7 +23,7 @@ REFERENCES = frozenset({"joint"})  # bounds, not contestants: they may keep all 
 
 @dataclass(frozen=True)
 class Column:
-    """One measure in a table: how it is called, how it is scaled for reading, and which end of it is good."""
+    """One measure in a table: its name, its scale for reading, and whether high or low is good."""
 
     key: str
     title: str
@@ -30,6 +32,11 @@ class Column:
     digits: int = 1
     signed: bool = False
     better: Literal["high", "low", ""] = ""
+
+    @property
+    def about(self) -> str:
+        """What it measures, for a reader who points at its name."""
+        return WORDS.get(self.key, "")
 
 
 COLUMNS = (
@@ -43,6 +50,8 @@ COLUMNS = (
     Column("gradient_evaluations", "gradient evaluations", digits=0),
     Column("state_bytes", "state", digits=0),
 )
+HELD = Column("directions_held", "directions held", "%", 100)  # in place of weights unmoved, see `shown`
+_MEASURED = (*COLUMNS, HELD)
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class Row:
         return self.method in REFERENCES
 
 
-def rows(runs: Iterable[Run]) -> list[Row]:
+def rows(runs: Iterable[Run | Group]) -> list[Row]:
     """One row for each benchmark and method: the baseline first, then up to the best, references last."""
     runs = list(runs)
     found: list[Row] = []
@@ -97,10 +106,10 @@ def rows(runs: Iterable[Run]) -> list[Row]:
             seeds = tuple(run.seed for run in g.finished if run.seed is not None)
             best = frozenset(key for key, labels in winners.items() if g.label in labels)
             found.append(Row(benchmark, g.method, g.label, seeds, values, best, _notes(g, values), g))
-    unreadable = [run for run in runs if not run.readable]
+    unreadable = [run for run in runs if isinstance(run, Run) and not run.readable]
     if unreadable:
-        notes = tuple(f"{run.path.name}: {sentence}" for run in unreadable for sentence in run.problems)
-        nothing = {column.key: Statistic.of([]) for column in COLUMNS}
+        notes = tuple(f"{clean(run.path.name)}: {sentence}" for run in unreadable for sentence in run.problems)
+        nothing = {column.key: Statistic.of([]) for column in _MEASURED}
         found.append(Row("unreadable runs", "", "", (), nothing, frozenset(), notes))
     return found
 
@@ -123,13 +132,13 @@ def _each(g: Group, key: str) -> list[float]:
 
 
 def _values(g: Group, unit: float) -> dict[str, Statistic]:
-    values = {c.key: Statistic.of(_each(g, c.key)) for c in COLUMNS if c.key != "relative_time"}
+    values = {c.key: Statistic.of(_each(g, c.key)) for c in _MEASURED if c.key != "relative_time"}
     relative = [seconds / unit for seconds in _each(g, "learning_seconds")] if unit > 0 else []
     return values | {"relative_time": Statistic.of(relative)}
 
 
 def _winners(drafts: Sequence[tuple[Group, dict[str, Statistic]]]) -> dict[str, set[str]]:
-    """Labels of the best method for each column; none where there is nothing to compare with."""
+    """Labels of the best method for each column; none if there is nothing to compare with."""
     contest = [(g.label, values) for g, values in drafts if g.method not in REFERENCES and g.finished]
     winners: dict[str, set[str]] = {}
     for column in COLUMNS:
@@ -146,13 +155,13 @@ def _winners(drafts: Sequence[tuple[Group, dict[str, Statistic]]]) -> dict[str, 
 
 def _notes(g: Group, values: dict[str, Statistic]) -> tuple[str, ...]:
     notes = []
-    for column in COLUMNS:
+    for column in _MEASURED:
         known, seeds = values[column.key].n, len(g.finished)
         if 0 < known < seeds:
-            notes.append(f"{g.label}: {column.title} is known for {known} of {seeds} seeds only")
-    notes.extend(f"{g.label}: {run.path.name} {reason} and is not counted" for run, reason in g.left_out)
+            notes.append(f"{g.label}: {column.title} is known only for {known} of {seeds} seeds")
+    notes.extend(f"{g.label}: {clean(run.path.name)} {reason} and is not counted" for run, reason in g.left_out)
     for run in g.runs:
-        name = run.path.name
+        name = clean(run.path.name)
         if not run.finished:
             notes.append(f"{g.label}, seed {run.seed}: {run.status}; not counted ({name})")
         notes.extend(f"{g.label}, seed {run.seed}: {sentence} ({name})" for sentence in run.problems)
@@ -160,7 +169,7 @@ def _notes(g: Group, values: dict[str, Statistic]) -> tuple[str, ...]:
 
 
 def benchmark_notes(table: Sequence[Row], benchmark: str) -> list[str]:
-    """What a reader of one benchmark's table has to know before comparing its rows."""
+    """What a reader of one benchmark's table must know before comparing its rows."""
     here = [row for row in table if row.benchmark == benchmark]
     counted = [row for row in here if row.group is not None and row.group.finished]
     notes = []
@@ -185,6 +194,22 @@ def benchmark_notes(table: Sequence[Row], benchmark: str) -> list[str]:
 
 def _counted(table: Sequence[Row]) -> list[Run]:
     return [run for row in table if row.group is not None for run in row.group.finished]
+
+
+def shown(row: Row, column: Column) -> Column:
+    """What a row shows in a column.
+
+    A method that holds directions moves nearly every single weight, which says nothing about what it holds: it shows
+    its share of directions instead, where that was recorded.
+    """
+    return HELD if column.key == "unmoved" and not math.isnan(row.values[HELD.key].mean) else column
+
+
+def row_text(row: Row, column: Column, plus_minus: str = " ± ") -> str:
+    """The cell of a row as text; a share of directions is marked as such."""
+    told = shown(row, column)
+    text = cell_text(told, row.values[told.key], plus_minus)
+    return text if told is column else f"{text} (directions)"
 
 
 def seed_text(seeds: Sequence[int]) -> str:

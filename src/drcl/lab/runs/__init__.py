@@ -1,1 +1,1 @@
-"""A run and its directory: what decides it, carrying it out, writing, reading, resuming."""
+"""A run and its directory: its configuration, executing, writing, reading, resuming."""

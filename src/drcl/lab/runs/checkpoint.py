@@ -1,7 +1,7 @@
 """Checkpoints of a run: written whole or not at all, checked before they are trusted, never unpickled.
 
-``checkpoint/00000042/`` holds ``tensors.safetensors`` and ``state.json`` with a digest over both. A new one is written
-beside the others and renamed; the one before it is kept until the next, in case the disk has damaged the newest.
+``checkpoint/00000042/`` holds ``tensors.safetensors`` and ``state.json`` with a digest over both. A new checkpoint is
+written beside the others and then renamed. The one before it is kept until the next, in case the newest is damaged.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +27,31 @@ FORMAT = "drcl.checkpoint/1"
 KEPT = 2
 
 
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be trusted, and why."""
+
+
 class Checkpoints:
-    """The checkpoints in one folder. `tell` gets a sentence whenever something is not as it should be."""
+    """The checkpoints in one folder. `tell` gets a sentence whenever something is wrong."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None] = lambda sentence: None) -> None:
         self.folder, self.tell = folder, tell
 
     def numbers(self) -> list[int]:
-        """Those there are, oldest first; half-written ones have other names."""
+        """The existing checkpoints, oldest first; half-written ones have other names."""
         if not self.folder.is_dir():
             return []
         return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdigit() and p.is_dir())
 
     def save(self, state: dict[str, Any]) -> bool:
-        """Write a new one; False, with a word about it, where the disk does not take it: the old ones stay."""
+        """Write a new checkpoint. If the disk cannot store it, say so and return False; the old ones stay."""
         found = self.numbers()
         number = found[-1] + 1 if found else 0
         text, tensors = nested.pack(state)
         draft = self.folder / f"new-{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._clear(lambda name: name.startswith("new-"))
+            self._clear()
             draft.mkdir()
             data = save_tensors(tensors)
             body = json.dumps(text, allow_nan=False)
@@ -60,27 +65,51 @@ class Checkpoints:
             shutil.rmtree(draft, ignore_errors=True)
             why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
             kept = "the one before it is kept" if found else "there is none yet"
-            self.tell(f"a checkpoint could not be written to {self.folder} ({why}); the run goes on and {kept}")
+            self.tell(f"a checkpoint could not be written to {self.folder} ({why}); the run continues and {kept}")
             return False
         for old in found[: len(found) - KEPT + 1]:
-            shutil.rmtree(self.folder / f"{old:08d}", ignore_errors=True)
+            self._remove(old)
         return True
 
-    def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """The newest that is sound, or None; damaged ones are reported and set aside."""
-        for number in reversed(self.numbers()):
+    def load(
+        self, device: torch.device | str = "cpu", unfit: Callable[[dict[str, Any]], str] = lambda state: ""
+    ) -> dict[str, Any] | None:
+        """The newest intact checkpoint, or None; damaged ones are reported and removed. `unfit` returns the reason why
+        an intact one cannot be used either, or nothing."""
+        found = self.numbers()
+        for place, number in reversed(list(enumerate(found))):
             path = self.folder / f"{number:08d}"
+            then = "the one before it is used" if place else "there is no other, so the run starts again"
             try:
-                return self._read(path, device)
-            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-                self.tell(f"the checkpoint {path} is damaged ({error}); the one before it is used")
-                shutil.rmtree(path, ignore_errors=True)
+                state = self.read(number, device)
+            except CheckpointError as error:
+                self.tell(f"the checkpoint {path} is damaged ({error}); {then}")
+            else:
+                why = unfit(state)
+                if not why:
+                    return state
+                self.tell(f"{why}, so the checkpoint {path} cannot be used; {then}")
+            self._remove(number)
         return None
+
+    def read(self, number: int, device: torch.device | str = "cpu") -> dict[str, Any]:
+        """The state in one checkpoint, which is not changed; `CheckpointError` says what is wrong with it."""
+        try:
+            return self._read(self.folder / f"{number:08d}", device)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+            raise CheckpointError(str(error) or type(error).__name__) from None
 
     def keep_last(self) -> None:
         """Leave only the newest one, when the run is finished."""
         for number in self.numbers()[:-1]:
-            shutil.rmtree(self.folder / f"{number:08d}", ignore_errors=True)
+            self._remove(number)
+        self._clear()
+
+    def keep_none(self) -> None:
+        """Remove them all and their folder."""
+        for number in self.numbers():
+            self._remove(number)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read(self, path: Path, device: torch.device | str) -> dict[str, Any]:
         content = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -94,9 +123,18 @@ class Checkpoints:
             raise ValueError("it does not hold a table")
         return state
 
-    def _clear(self, chosen: Callable[[str], bool]) -> None:
-        for path in self.folder.iterdir():
-            if chosen(path.name):
+    def _remove(self, number: int) -> None:
+        """Rename it first, so that a kill cannot leave half a checkpoint that looks damaged."""
+        aside = self.folder / f"old-{number:08d}"
+        shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):
+            (self.folder / f"{number:08d}").rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def _clear(self) -> None:
+        """Remove what a killed process had begun to write or to remove."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name.startswith(("new-", "old-")):
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -115,7 +153,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def replace_whole(path: Path, data: bytes) -> None:
-    """Replace a file in one piece: whoever reads it sees the old content or the new, never half of either."""
+    """Replace a file in one piece: a reader sees either the old content or the new, never half of one."""
     draft = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         write_whole(draft, data)
@@ -126,8 +164,15 @@ def replace_whole(path: Path, data: bytes) -> None:
     flush_folder(path.parent)
 
 
+def clear_drafts(folder: Path) -> None:
+    """Remove what `replace_whole` had begun when its process was killed; call it where no other process writes."""
+    for path in folder.glob(".*-*"):
+        if path.name.rpartition("-")[2].isdigit() and path.is_file():
+            path.unlink(missing_ok=True)
+
+
 def flush_folder(path: Path) -> None:
-    """Make a rename inside `path` last through a power cut, where the system can."""
+    """Make a rename inside `path` survive a power cut, if the system supports it."""
     if os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY)

@@ -30,8 +30,8 @@ _NOT_OPTIONS = ("name", "about", "reading")
 class RunConfig:
     """What is run. The three tables hold what was asked for; `resolved` fills in every default.
 
-    `plugins` are the modules and files that know names which drcl does not. They say where to find a method, not what
-    is run: a run is the same wherever the file lies.
+    `plugins` are the modules and files that define names which drcl does not know. They say where to find a method,
+    not what is run: moving the file does not change the run.
     """
 
     benchmark: str
@@ -57,7 +57,9 @@ class RunConfig:
             object.__setattr__(self, table, checked)
         # Values are checked by those who own them, now and not in the middle of a sweep.
         self.make_benchmark()
-        self.make_method()
+        for key, value in self.make_method().training_defaults().items():
+            if self.training.get(key) is None:
+                self.training[key] = value
         self.make_training()
 
     @classmethod
@@ -93,7 +95,7 @@ class RunConfig:
     # ---- what it means
 
     def make_benchmark(self) -> Benchmark:
-        """The benchmark with its options applied; `limit_per_class` and fewer `tasks` are the stream's affair."""
+        """The benchmark with its options applied, except `limit_per_class` and `tasks`, which the stream handles."""
         given = {k: v for k, v in self.benchmark_options.items() if k != "limit_per_class"}
         if given.get("tasks", 1 << 62) <= benchmarks.get(self.benchmark).tasks:
             given.pop("tasks")
@@ -118,12 +120,13 @@ class RunConfig:
         known = _known("benchmark", self.method)
         full = {k: _plain(getattr(made, k)) for k in known if hasattr(made, k)} | self.benchmark_options
         full |= {k: _plain(getattr(made, k)) for k in _TABLES}
+        method = self.make_method()
         return RunConfig(
             self.benchmark,
             self.method,
             self.seed,
             {k: v for k, v in full.items() if v is not None},
-            {k: getattr(self.make_method(), k) for k in options_.hints(methods.get(self.method))},
+            {k: getattr(method, k) for k in options_.hints(methods.get(self.method))},
             options_.defaults(Training) | self.training,
             self.plugins,
         )
@@ -140,11 +143,11 @@ class RunConfig:
         return f"{plain}-{hashlib.sha256(mine.encode()).hexdigest()[:8]}"
 
     def key(self) -> str:
-        """Equal for two configs exactly if they are the same run; how it is carried out is left out."""
+        """Equal for two configs exactly if they describe the same run; operational settings do not count."""
         return json.dumps(self._tables(operation=False), sort_keys=True)
 
     def differences(self, other: RunConfig) -> list[str]:
-        """What tells two configs apart, as ``key: mine / other``."""
+        """The differences between two configs, as ``key: mine / other``."""
         mine, theirs = (flat(c._tables(operation=False)) for c in (self, other))
         return [
             f"{key}: {mine.get(key, 'none')!r} / {theirs.get(key, 'none')!r}"
@@ -158,12 +161,14 @@ class RunConfig:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> RunConfig:
-        """Read what `to_toml` wrote, or a file by hand with only what is to differ from the defaults."""
+        """Read what `to_toml` wrote, or a hand-written file with only the settings that differ from the defaults."""
         path = Path(path)
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise OptionError(f"{path} is not TOML ({error}); correct that line") from None
+        except RecursionError:
+            raise OptionError(f"{path} is not a run's config: its tables are nested too deeply") from None
         known = {f.name for f in fields(cls)} | {"operation"}
         for key in content:
             if key not in known:
@@ -193,7 +198,7 @@ class RunConfig:
 
 
 def loaded(plugins: Sequence[str], file: Path | None = None) -> tuple[str, ...]:
-    """Load each plugin and return their names as a config keeps them; those that `file` names may lie beside it."""
+    """Load each plugin and return their names as a config stores them. Plugins named in `file` may lie beside it."""
     if not isinstance(plugins, list | tuple) or not all(isinstance(each, str) for each in plugins):
         start = f"{file}: " if file is not None else ""
         raise OptionError(f'{start}plugins is {plugins!r}; give a list of modules or files, such as ["mine.py"]')
@@ -216,7 +221,7 @@ def _known_to_all(prefix: str) -> dict[str, Any]:
 
 
 def _route(key: str, method: str) -> tuple[str, str]:
-    """Whose option `key` is, and its name there."""
+    """Which table the option `key` belongs to, and its name there."""
     head, _, rest = key.partition(".")
     if rest and head in PREFIXES:
         prefixes, rest_of = [head], rest

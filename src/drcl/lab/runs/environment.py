@@ -19,7 +19,7 @@ _PACKAGES = ("drcl", "torch", "numpy", "safetensors", "scikit-learn")
 
 
 def describe(device: torch.device, plugin_names: Iterable[str] = ()) -> dict[str, Any]:
-    """As it goes into ``environment.json``."""
+    """The content of ``environment.json``."""
     outside = plugins.describe(plugin_names)
     machine: dict[str, Any] = {
         "system": platform.system(),
@@ -37,8 +37,10 @@ def describe(device: torch.device, plugin_names: Iterable[str] = ()) -> dict[str
 
 
 def changed_plugins(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Plugins whose code is not what it was when ``environment.json`` was written."""
-    then = before.get("plugins", {})
+    """Plugins whose code has changed since ``environment.json`` was written."""
+    then = before.get("plugins")
+    if not isinstance(then, dict):
+        return []
     return [name for name, facts in now.get("plugins", {}).items() if name in then and then[name] != facts]
 
 

@@ -5,9 +5,15 @@ environment.json   where
 accuracy.csv       the matrix, a row after each task
 drift.csv          what each task moved, layer by layer
 curve.csv          loss while training
+losses.csv         loss of the first and the newest task on some test images
+steps.csv          some training steps: length, what was proposed and let through, residual
+iterations.csv     residual by iteration, where a step has several
+updates.csv        updates of some single weights, proposed and let through
+changes.csv        histogram of |change| by task and layer
 cost.json          seconds and peak memory by phase, gradient evaluations, state bytes
-result.json        the measures, the matrix, and whether it finished
 model.safetensors  the final weights
+digests.json       a digest of every other file
+result.json        the measures, the matrix, and whether it finished; written last of all
 checkpoint/        where it goes on after a kill
 """
 
@@ -15,7 +21,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,20 +34,25 @@ from drcl.lab.common.words import reason
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.lock import locked
 from drcl.lab.networks import count_parameters
-from drcl.lab.runs import environment, metrics
-from drcl.lab.runs.checkpoint import replace_whole
+from drcl.lab.runs import digests, environment, metrics
+from drcl.lab.runs.checkpoint import Checkpoints, clear_drafts, replace_whole
 from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.digests import Seal
+from drcl.lab.runs.read import MARKS, Run
 from drcl.lab.runs.write import Records
+from drcl.lab.streams import Stream
 from drcl.lab.training.budget import Plan
+from drcl.lab.training.diary import DRIFTS
 from drcl.lab.training.events import Event, Kind, Logger
 from drcl.lab.training.learner import Learner
+from drcl.lab.training.settings import Training
 from drcl.lab.training.surroundings import pick_device
 
 __all__ = ["Event", "Logger", "RunError", "execute"]
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on, and what to do about it."""
+    """A run that cannot continue, and what to do about it."""
 
 
 def execute(
@@ -53,10 +63,10 @@ def execute(
     loggers: Sequence[Logger] = (),
     data_root: Path | str | None = None,
 ) -> dict[str, Any]:
-    """Run `config` in `directory`, or go on where it stopped; the content of ``result.json`` either way.
+    """Run `config` in `directory`, or continue where it stopped. Returns the content of ``result.json``.
 
-    Raises ``RunError`` where the directory belongs to another run or another process is at it, and whatever stopped the
-    training, which is then also noted in ``result.json``. The same call again goes on from the last checkpoint.
+    Raises ``RunError`` if the directory belongs to another run or another process is working on it. An error that stops
+    the training is raised too, and noted in ``result.json``. The same call again continues from the last checkpoint.
     """
     directory = Path(directory)
     for plugin in config.plugins:  # a config that came from another process brings their names only
@@ -64,6 +74,8 @@ def execute(
     training = config.make_training()
     device = pick_device(training.device)
     here = parallel.join(device)
+    # Data that are missing or damaged are told before anything is written.
+    stream = None if directory.exists() else _stream(config, data_root)
     with ExitStack() as stack:
         for logger in loggers:
             stack.callback(logger.close)
@@ -71,23 +83,43 @@ def execute(
             _make(directory)
             stack.enter_context(_alone(directory))
             _claim(config, directory)
+            clear_drafts(directory)
         parallel.wait()
-        finished = _json(directory / "result.json")
-        if finished.get("finished") is True:
-            return finished
+        there = Run.read(directory)
+        if there.finished:
+            if here.rank == 0:
+                _tidy(directory, training)  # a kill may have come between the result and this
+            return there.result
+        parallel.wait()  # all have read it before one of them changes it
+        stream = stream or _stream(config, data_root)
+        seal = Seal(directory)
         if here.rank == 0:
-            replace_whole(directory / "config.toml", config.to_toml().encode())
-        learner, records = _prepare(config, directory, progress, loggers, data_root)
+            if there.broken:
+                _say(f"{directory} was finished, but {'; '.join(there.broken)}; it is run again")
+            digests.remove(directory)
+            seal.write("config.toml", config.to_toml().encode())
+        learner, records = _prepare(config, stream, seal, progress, loggers)
         with _failure_noted(directory, here.rank == 0):
             learner.run()
         result = _conclude(learner)
         if here.rank == 0:
-            _write(directory, learner, result)
-            records.checkpoints.keep_last()
-            if not training.keep_checkpoint:
-                shutil.rmtree(directory / "checkpoint", ignore_errors=True)
+            records.checkpoints.keep_last()  # before the result: whoever finds that looks no further
+            _write(seal, learner, records, result)
+            _tidy(directory, training)
         parallel.wait()
         return result
+
+
+def _tidy(directory: Path, training: Training) -> None:
+    """Keep only the last checkpoint of a finished run, or none."""
+    kept = Checkpoints(directory / "checkpoint")
+    kept.keep_last()
+    if not training.keep_checkpoint:
+        kept.keep_none()
+
+
+def _stream(config: RunConfig, data_root: Path | str | None) -> Stream:
+    return config.make_benchmark().stream(seed=config.seed, data_root=data_root, **config.stream_options())
 
 
 def _make(directory: Path) -> None:
@@ -98,10 +130,19 @@ def _make(directory: Path) -> None:
 
 
 def _claim(config: RunConfig, directory: Path) -> None:
-    """See that the directory is empty or this run's own."""
+    """Check that the directory is empty or belongs to this run."""
     path = directory / "config.toml"
     if not path.exists():
+        left = [name for name in (*MARKS, "checkpoint") if (directory / name).exists()]
+        if left:
+            raise RunError(
+                f"{directory} holds {left[0]} of a run whose config.toml is missing, so it is not known what was run; "
+                "move it away, or put the file back"
+            )
         return
+    for sentence in digests.check(directory):
+        if sentence.startswith(path.name):
+            raise RunError(f"{directory}: {sentence}; move the directory away, or put the file back")
     try:
         other = RunConfig.from_toml(path)
     except ValueError as error:
@@ -126,14 +167,13 @@ def _alone(directory: Path) -> Iterator[None]:
 
 def _prepare(
     config: RunConfig,
-    directory: Path,
+    stream: Stream,
+    seal: Seal,
     progress: Callable[[Event], None] | None,
     loggers: Sequence[Logger],
-    data_root: Path | str | None,
 ) -> tuple[Learner, Records]:
-    """Stream, network, method and files, at the beginning or where the last checkpoint left them."""
-    benchmark, training = config.make_benchmark(), config.make_training()
-    stream = benchmark.stream(seed=config.seed, data_root=data_root, **config.stream_options())
+    """Network, method and files, at the beginning or where the last checkpoint left them."""
+    directory, benchmark, training = seal.directory, config.make_benchmark(), config.make_training()
     records = Records(directory, len(stream), progress, loggers, _say)
     method = config.make_method()
     plan = Plan.of(benchmark)
@@ -148,8 +188,7 @@ def _prepare(
         if state is not None:
             for name in environment.changed_plugins(_json(directory / "environment.json"), described):
                 _say(f"{name} has changed since this run began; what follows is computed with its new version")
-        replace_whole(directory / "environment.json", json.dumps(described, indent=2).encode())
-        (directory / "result.json").unlink(missing_ok=True)  # the note of an earlier failure
+        seal.write("environment.json", json.dumps(described, indent=2).encode())
     if state is not None:
         learner.load_state_dict(state)
     kind: Kind = "start" if state is None else "resume"
@@ -160,22 +199,24 @@ def _prepare(
 def _conclude(learner: Learner) -> dict[str, Any]:
     """The content of ``result.json``."""
     drifts, once = learner.drifts, learner.after_one_epoch
-    alone = "there is one trained task only, so there were no earlier weights to keep"
+    alone = "only one task was trained, so there were no earlier weights to keep"
 
     def mean(key: str) -> float:
         return sum(d[key] for d in drifts) / len(drifts) if drifts else metrics.Undefined(alone)
 
-    keys = ("effective_stability", "effective_stability_0.001", "unmoved", "stiffness")
+    per_task = _per_task(learner)
     online: dict[str, float] = {}
     if learner.online:
         online["online_accuracy"] = sum(learner.online) / len(learner.online)
         online["online_forgetting"] = metrics.online_forgetting(learner.online)
+        online["online_plasticity"] = _plasticity([pair for task in learner.diary.step_losses for pair in task])
     if learner.step_norms:
         online["step_stiffness"] = metrics.step_stiffness(learner.step_norms)
     summary = metrics.summary(
         learner.matrix,
         learner.untrained,
-        **{key: mean(key) for key in keys},
+        **{key: mean(key) for key in DRIFTS},
+        **{key: _over_tasks(per_task[key]) for key in ("residual", "iterations")},
         after_one_epoch_accuracy=metrics.after_one_epoch_accuracy(once),
         **online,
         seconds=learner.cost.total(),
@@ -183,21 +224,42 @@ def _conclude(learner: Learner) -> dict[str, Any]:
     )
     grid = [[None if math.isnan(v) else v for v in row] for row in learner.matrix]
     extra = {"online_accuracy_by_task": learner.online} if learner.online else {}
-    return summary.as_json() | extra | {"accuracy_matrix": grid, "finished": True}
+    told = {key: [None if math.isnan(v) else v for v in values] for key, values in per_task.items()}
+    return summary.as_json() | extra | {"per_task": told, "accuracy_matrix": grid, "finished": True}
 
 
-def _write(directory: Path, learner: Learner, result: dict[str, Any]) -> None:
+def _per_task(learner: Learner) -> dict[str, list[float]]:
+    """One value per task under each name: what ``result.json`` keeps beside the matrix."""
+    found = {"after_one_epoch_accuracy": learner.after_one_epoch} | learner.diary.values
+    if learner.online:
+        found["online_accuracy"] = [math.nan] * (len(learner.stream) - len(learner.online)) + learner.online
+        found["online_plasticity"] = [_plasticity(pairs) for pairs in learner.diary.step_losses]
+    return found
+
+
+def _over_tasks(values: Sequence[float]) -> float:
+    """The mean over tasks with a value."""
+    known = [v for v in values if not math.isnan(v)]
+    return sum(known) / len(known) if known else metrics.Undefined("no step was split into two operators")
+
+
+def _plasticity(pairs: Sequence[tuple[float, float]]) -> float:
+    return metrics.online_plasticity([before for before, _ in pairs], [after for _, after in pairs])
+
+
+def _write(seal: Seal, learner: Learner, records: Records, result: dict[str, Any]) -> None:
     """The last files, ``result.json`` last of all: it says that the others are there."""
     cost = learner.cost.as_json(count_parameters(learner.model))
     weights = {name: t.detach().cpu().contiguous() for name, t in learner.model.state_dict().items()}
-    replace_whole(directory / "model.safetensors", save_tensors(weights))
-    replace_whole(directory / "cost.json", json.dumps(cost, indent=2).encode())
-    replace_whole(directory / "result.json", json.dumps(result, indent=2, allow_nan=False).encode())
+    seal.write("model.safetensors", save_tensors(weights))
+    seal.write("cost.json", json.dumps(cost, indent=2).encode())
+    seal.digests |= {table.path.name: table.digest for table in records.tables.values() if table.path.exists()}
+    seal.close(json.dumps(result, indent=2, allow_nan=False).encode())
 
 
 @contextmanager
 def _failure_noted(directory: Path, writes: bool) -> Iterator[None]:
-    """A reason beside the files, for lists of runs; the run can still go on from its last checkpoint."""
+    """Write down the reason, for lists of runs. The run can still continue from its last checkpoint."""
     try:
         yield
     except Exception as error:
@@ -212,7 +274,7 @@ def _json(path: Path) -> dict[str, Any]:
     """A table from a file; nothing if there is none, or no table in it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -1,4 +1,4 @@
-"""Files of a run's directory, which may be cut short or damaged: read as far as they go."""
+"""Read the files of a run's directory as far as possible; they may be cut short or damaged."""
 
 from __future__ import annotations
 
@@ -11,11 +11,69 @@ from typing import Any
 
 import numpy as np
 
+from drcl.lab.common.words import clean, clean_tree
 from drcl.lab.runs import metrics
-from drcl.lab.training.rows import CurvePoint, DriftRow
+from drcl.lab.training.changes import BINS, EDGES
+from drcl.lab.training.rows import (
+    ChangeRow,
+    CurvePoint,
+    DriftRow,
+    IterationRow,
+    LossPoint,
+    Record,
+    StepRow,
+    UpdateRow,
+)
 
 DRIFT_FIELDS = tuple(f.name for f in fields(DriftRow))
 CURVE_FIELDS = tuple(f.name for f in fields(CurvePoint))
+MOST_TASKS = 5000  # of a file one reads; its matrix takes 200 MB
+# The smaller tables of a run: one kind of row each.
+RECORDS: dict[str, type[Record]] = {
+    "losses": LossPoint,
+    "steps": StepRow,
+    "iterations": IterationRow,
+    "updates": UpdateRow,
+    "changes": ChangeRow,
+}
+_BIN_NAMES = ("below", *(f"{edge:.3g}" for edge in EDGES))  # a bin begins at the edge it is named after
+
+
+def record_fields(kind: type[Record]) -> tuple[str, ...]:
+    """The first line of its file."""
+    names = tuple(f.name for f in fields(kind))
+    return (*names[:-1], *_BIN_NAMES) if kind is ChangeRow else names
+
+
+def record_cells(row: Record) -> list[object]:
+    """A row of its file."""
+    values = [getattr(row, f.name) for f in fields(row)]
+    if isinstance(row, ChangeRow):
+        return [*values[:-1], *row.counts]
+    return [cell(value) if isinstance(value, float) else value for value in values]
+
+
+def to_record(kind: type[Record]) -> Callable[[list[str]], Any]:
+    """From the cells of a line back to the row."""
+    kinds = [f.type for f in fields(kind)]
+
+    def build(cells: list[str]) -> Record:
+        task = _task(cells[0])
+        if kind is ChangeRow:
+            counts = tuple(map(int, cells[-BINS:]))
+            weights, unmoved = int(cells[2]), int(cells[3])
+            if sum(counts) + unmoved != weights or min(counts) < 0 or unmoved < 0:
+                raise ValueError(f"its bins and the unmoved weights do not add up to {weights}")
+            return ChangeRow(task, clean(cells[1]), weights, unmoved, counts)
+        read: list[Any] = [float(c or "nan") if t == "float" else int(c) for c, t in zip(cells, kinds)]
+        return kind(*read)
+
+    return build
+
+
+def cell(value: float) -> str:
+    """A number as it is written; nothing for NaN."""
+    return "" if math.isnan(value) else repr(float(value))
 
 
 def _text(path: Path, problems: list[str]) -> str | None:
@@ -37,9 +95,10 @@ def read_mapping(
             problems.append(f"{path.name} is missing, so it is not known what was run")
         return {}
     try:
-        value = parse(text)
-    except ValueError as error:  # both TOML and JSON errors are ValueErrors
-        problems.append(f"{path.name} is damaged ({error})")
+        value = clean_tree(parse(text))
+    except (ValueError, RecursionError) as error:  # both TOML and JSON errors are ValueErrors
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        problems.append(f"{path.name} is damaged ({why})")
         return {}
     if not isinstance(value, dict):
         problems.append(f"{path.name} is damaged (it holds a {type(value).__name__}, not a table)")
@@ -48,14 +107,19 @@ def read_mapping(
 
 
 def _rows(path: Path, done: bool, problems: list[str]) -> list[tuple[int, list[str]]]:
-    """Line number and cells. A last line without its end was cut by a kill: it is not a value yet."""
+    """Line number and cells. A last line without a line end was cut by a kill, so it does not count."""
     text = _text(path, problems)
     if text is None:
         return []
     lines = text.splitlines()
     if text and not text.endswith("\n") and not done:
         lines.pop()
-    return [(line, cells) for line, cells in enumerate(csv.reader(lines), start=1) if cells]
+    found: list[tuple[int, list[str]]] = []
+    try:
+        found.extend((line, cells) for line, cells in enumerate(csv.reader(lines), start=1) if cells)
+    except csv.Error as error:
+        problems.append(f"{path.name} is damaged ({error})")
+    return found
 
 
 def read_matrix(path: Path, done: bool, problems: list[str]) -> np.ndarray:
@@ -70,6 +134,9 @@ def read_matrix(path: Path, done: bool, problems: list[str]) -> np.ndarray:
     T = len(header) - 1
     if T < 1 or header != ["task", *map(str, range(T))]:
         problems.append("accuracy.csv is damaged (its first line is not task,0,1,2,...)")
+        return np.empty((0, 0))
+    if T > MOST_TASKS:
+        problems.append(f"accuracy.csv is damaged (it has {T} tasks; a run has at most {MOST_TASKS})")
         return np.empty((0, 0))
     matrix = np.full((T, T), math.nan)
     for line, cells in rows[1:]:
@@ -109,15 +176,25 @@ def read_records(
 
 
 def to_drift_row(cells: list[str]) -> DriftRow:
-    unmoved = float(cells[3])
+    unmoved, weights = float(cells[3]), int(cells[2])
     if not 0 <= unmoved <= 1:
         raise ValueError(f"unmoved is {unmoved:g}; it is a share from 0 to 1")
-    return DriftRow(int(cells[0]), cells[1], int(cells[2]), unmoved, *(float(cell or "nan") for cell in cells[4:]))
+    if not 0 <= weights < 1 << 62:
+        raise ValueError(f"a layer of {weights} weights")
+    numbers = (float(cell or "nan") for cell in cells[4:])
+    return DriftRow(_task(cells[0]), clean(cells[1]), weights, unmoved, *numbers)
 
 
 def to_curve_point(cells: list[str]) -> CurvePoint:
-    task, epoch, step = (int(cell) for cell in cells[:3])
+    task, epoch, step = _task(cells[0]), int(cells[1]), int(cells[2])
     return CurvePoint(task, epoch, step, *(float(cell or "nan") for cell in cells[3:]))
+
+
+def _task(cell: str) -> int:
+    task = int(cell)
+    if not 0 <= task < MOST_TASKS:
+        raise ValueError(f"task {task}; tasks count from 0 and a run has at most {MOST_TASKS}")
+    return task
 
 
 def contradictions(matrix: np.ndarray, result: Mapping[str, Any], problems: list[str]) -> None:
@@ -133,4 +210,10 @@ def contradictions(matrix: np.ndarray, result: Mapping[str, Any], problems: list
 
 
 def number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    """A finite number, or NaN."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value) if math.isfinite(value) else math.nan
+    except OverflowError:  # a whole number with hundreds of digits
+        return math.nan

@@ -1,7 +1,7 @@
-"""Measurements to TensorBoard, MLflow or Weights & Biases; none of them is needed unless it is asked for.
+"""Send measurements to TensorBoard, MLflow or Weights & Biases. Each package is needed only if you ask for it.
 
-A logger opens its session with the first values it gets, so that looking at a finished run starts none, and a
-run that goes on after an interruption goes on in the same session.
+A logger opens its session with the first values it gets, so that looking at a finished run starts no session. A run
+that resumes after an interruption continues in the same session.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TensorBoard(_Logger):
 
 
 class MLflow(_Logger):
-    """A run of the experiment "drcl" on the tracking server MLflow is set up for."""
+    """A run of the experiment "drcl" on the configured MLflow tracking server."""
 
     package, module = "mlflow", "mlflow"
 

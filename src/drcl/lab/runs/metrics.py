@@ -1,6 +1,6 @@
-"""Named measures of a continual learner, taken from the accuracy matrix or a stream of guesses.
+"""Named measures of a continual learner, computed from the accuracy matrix or a stream of predictions.
 
-Runs are summarised with them and tables are made of them. ``R[i][j]`` is the test accuracy on task ``j``
+They summarise runs and fill tables. ``R[i][j]`` is the test accuracy on task ``j``
 after task ``i`` was finished, as a fraction, NaN where it was not measured; indices count from 0. A measure
 that is not defined on its input is :class:`Undefined`: a NaN that carries the reason. It is never 0.
 """
@@ -66,7 +66,7 @@ def _last_row(R: np.ndarray, columns: int) -> tuple[int, np.ndarray]:
     return len(R) - 1, np.arange(columns)
 
 
-_ONE_TASK = "there is one task only, so there is no earlier one to look back on"
+_ONE_TASK = "there is only one task, so there is no earlier one to compare with"
 
 
 # ---- the accuracy matrix
@@ -80,7 +80,7 @@ def average_accuracy(matrix: Any) -> float:
 
 
 def backward_transfer(matrix: Any) -> float:
-    """What later tasks did to earlier ones: ``1/(T-1) sum_{j<T} (R[T][j] - R[j][j])``; below 0 is loss."""
+    """How later tasks changed earlier ones: ``1/(T-1) sum_{j<T} (R[T][j] - R[j][j])``; below 0 is loss."""
     R = _square(matrix)
     T = len(R)
     if T < 2:
@@ -148,7 +148,7 @@ def learning_accuracy(matrix: Any) -> float:
 
 
 def forward_transfer(matrix: Any, untrained: Sequence[float] | None = None) -> float:
-    """What earlier tasks did for one not yet trained: ``1/(T-1) sum_{j>1} (R[j-1][j] - b[j])``.
+    """How much earlier tasks helped a task that was not trained yet: ``1/(T-1) sum_{j>1} (R[j-1][j] - b[j])``.
 
     ``untrained`` is b, the accuracy of the freshly initialised network on each task.
     """
@@ -173,8 +173,8 @@ def forward_transfer(matrix: Any, untrained: Sequence[float] | None = None) -> f
 def group_forgetting(matrix: Any, group: Iterable[int], after: int) -> float:
     """F_G(t): mean forgetting (``"max"``) of the tasks of ``group`` that were learned before task ``after``.
 
-    Tasks of the group that come later are not counted, neither above nor below the fraction: as zeros they
-    would make early values look better than they are. With all tasks in the group it is the cumulative
+    Tasks of the group that come later are not counted, neither in the numerator nor in the denominator: as zeros
+    they would make early values look better than they are. With all tasks in the group it is the cumulative
     average.
     """
     R = _square(matrix)

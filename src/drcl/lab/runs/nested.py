@@ -1,7 +1,7 @@
 """Nested state as JSON and tensors: what checkpoints are made of. Nothing here can run code when it is read.
 
 JSON has lists, objects with text keys, and no infinities; state has tuples, dicts keyed by numbers, NaN and tensors.
-So everything that JSON would change is written as an object with one telling key, and no other objects are written.
+So everything that JSON would change is written as an object with one special key, and no other objects are written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class NestedError(ValueError):
-    """A value that cannot be kept, or text that `pack` has not written."""
+    """A value that cannot be stored, or text that `pack` did not write."""
 
 
 def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -60,8 +60,8 @@ def _pack(value: Any, found: dict[str, Tensor], path: str) -> Any:
         # Optimizers key their state by number; insertion order is kept, because float sums depend on it.
         return {"dict": [[_key(k, path), _pack(v, found, f"{path}[{k!r}]")] for k, v in value.items()]}
     raise NestedError(
-        f"{path} is a {type(value).__name__}, which cannot be kept without pickle; keep tensors, numbers, text, lists, "
-        "tuples and dicts of them"
+        f"{path} is a {type(value).__name__}, which cannot be stored without pickle; use tensors, numbers, "
+        "text, lists, tuples and dicts of them"
     )
 
 
@@ -75,7 +75,7 @@ def _key(key: Any, path: str) -> Any:
 
 def _keep(tensor: Tensor, found: dict[str, Tensor], path: str) -> dict[str, Any]:
     if tensor.is_sparse or tensor.is_quantized or tensor.is_complex():
-        raise NestedError(f"{path} is a sparse, quantised or complex tensor; keep a dense real one")
+        raise NestedError(f"{path} is a sparse, quantised or complex tensor; use a dense real one")
     number = str(len(found))
     found[number] = tensor.detach().to("cpu", copy=True).contiguous()
     about: dict[str, Any] = {"at": number}

@@ -1,7 +1,7 @@
-"""The read side of a run's directory: what tables, figures and the page are made from.
+"""Reading run directories and packs: tables, figures and the page are made from this.
 
-A run may be unfinished, killed in the middle of a line or damaged. It is read as far as it goes, and what is
-wrong with it is kept as sentences in ``Run.problems``; nothing is dropped without a word.
+A run may be unfinished, killed in the middle of a line or damaged. It is read as far as possible. ``Run.problems`` has
+a sentence for everything that is wrong; nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -11,28 +11,33 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from drcl.lab.runs import metrics
+from drcl.lab.common.words import clean, reason
+from drcl.lab.runs import digests, metrics, pack
 from drcl.lab.runs.files import (
     CURVE_FIELDS,
     DRIFT_FIELDS,
+    RECORDS,
     contradictions,
     number,
     read_mapping,
     read_matrix,
     read_records,
+    record_fields,
     to_curve_point,
     to_drift_row,
+    to_record,
 )
-from drcl.lab.training.rows import CurvePoint, DriftRow
+from drcl.lab.training.rows import CurvePoint, DriftRow, Record
 
 # Any of these makes a directory a run's directory; a run killed early may have the first one only.
-MARKS = ("config.toml", "accuracy.csv", "result.json")
+MARKS = ("config.toml", "accuracy.csv", "result.json", digests.FILE)
 
 
 @dataclass(frozen=True)
@@ -48,14 +53,18 @@ class Run:
     drift: tuple[DriftRow, ...] = ()
     curve: tuple[CurvePoint, ...] = ()
     problems: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()  # files that are not what was written, as far as digests are stored
+    records: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # of the smaller tables, by their name
+    sealed: bool = False  # digests are stored, by which damage would be noticed
 
     @classmethod
     def read(cls, path: str | Path) -> Run:
-        """Read ``path`` as far as it can be read; only a directory that is not there raises."""
+        """Read ``path`` as far as possible; raises only if the directory does not exist."""
         path = Path(path)
         if not path.is_dir():
             raise FileNotFoundError(f"{path} is not a directory; give a run's directory, such as runs/<name>")
-        problems: list[str] = []
+        damage = digests.check(path)
+        problems = list(damage)
         config = read_mapping(path / "config.toml", tomllib.loads, problems, required=True)
         environment = read_mapping(path / "environment.json", json.loads, problems)
         cost = read_mapping(path / "cost.json", json.loads, problems)
@@ -64,15 +73,22 @@ class Run:
         if done and not cost and not (path / "cost.json").exists():
             problems.append("cost.json is missing, so its time and memory are not known")
         for name in ("benchmark", "method"):
-            if config and not isinstance(config.get(name), str):
+            if (path / "config.toml").exists() and not isinstance(config.get(name), str):
                 problems.append(f"config.toml does not say which {name} was run")
         matrix = read_matrix(path / "accuracy.csv", done, problems)
         drift = read_records(path / "drift.csv", DRIFT_FIELDS, to_drift_row, done, problems)
         drift = list({(row.task, row.layer): row for row in drift}.values())  # a resumed run may repeat its last task
         curve = tuple(read_records(path / "curve.csv", CURVE_FIELDS, to_curve_point, done, problems))
+        records: dict[str, tuple[Record, ...]] = {}
+        for name, kind in RECORDS.items():
+            found = read_records(path / f"{name}.csv", record_fields(kind), to_record(kind), done, problems)
+            records[name] = tuple(found)
         if done:
             contradictions(matrix, result, problems)
-        return cls(path, config, environment, cost, result, matrix, tuple(drift), curve, tuple(problems))
+        told = tuple(map(clean, problems))
+        broken = told[: len(damage)]
+        sealed = digests.stored(path)
+        return cls(path, config, environment, cost, result, matrix, tuple(drift), curve, told, broken, records, sealed)
 
     # ---- who it is
 
@@ -93,7 +109,7 @@ class Run:
 
     @property
     def readable(self) -> bool:
-        """Whether it is known what was run; without that it can be listed, not compared."""
+        """Whether it is known what was run. Otherwise the run can be listed, but not compared."""
         return bool(self.benchmark and self.method)
 
     def options(self, table: str) -> dict[str, Any]:
@@ -115,21 +131,28 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Said to be finished, and the last row of the matrix is there to prove it."""
+        """Whether the run says it is finished, its matrix has its last row, and no file is damaged."""
+        return self.result.get("finished") is True and not self.broken and self.readable
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Why a finished run does not count."""
         complete = self.matrix.size > 0 and not np.isnan(self.matrix[-1]).any()
-        return self.result.get("finished") is True and complete and self.readable
+        if self.damage or complete or self.result.get("finished") is not True:
+            return self.damage
+        return ("its accuracy matrix is incomplete",)
 
     @property
     def status(self) -> str:
         """One phrase for a list of runs."""
         if self.finished:
             return "finished"
+        if self.broken:
+            return f"broken: {'; '.join(self.broken)}"
         if not self.readable:
             return "unreadable"
         if isinstance(self.result.get("error"), str):
             return f"failed: {self.result['error']}"
-        if self.result.get("finished") is True:
-            return "its accuracy matrix is incomplete"
         if not self.tasks:
             return "unfinished, no task done yet"
         return f"unfinished, {self.tasks_done} of {self.tasks} tasks done"
@@ -153,8 +176,15 @@ class Run:
         of = self.cost.get(part)
         return number(of.get("seconds")) if isinstance(of, dict) else math.nan
 
+    def per_task(self, name: str) -> list[float]:
+        """One value per task, from ``per_task`` in ``result.json``; NaN where nothing was measured."""
+        kept = self.result.get("per_task")
+        values = kept.get(name) if isinstance(kept, dict) else None
+        found = [number(v) for v in values] if isinstance(values, list) else []
+        return found if len(found) == self.tasks else [math.nan] * self.tasks
+
     def unmoved_by_task(self) -> dict[int, float]:
-        """Share of all shared weights that each task left exactly where they were."""
+        """Share of all shared weights that each task left exactly unchanged."""
         stayed: dict[int, float] = {}
         weights: dict[int, int] = {}
         for row in self.drift:
@@ -164,28 +194,58 @@ class Run:
 
 
 def find(paths: Iterable[str | Path]) -> list[Run]:
-    """Every run at or below ``paths``, each once, sorted by benchmark, method, seed and path."""
+    """Every run at or below ``paths``, in directories or packs, each once, by benchmark, method, seed and path."""
     found: dict[Path, Path] = {}
+    packs: dict[Path, Path] = {}
     for given in paths:
         path = Path(given)
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; give run directories or a directory that holds some")
         if path.is_file() and path.name in MARKS:
             path = path.parent  # a shell's completion often ends on the file
-        for directory in _run_directories(path):
+        directories, files = _places(path)
+        for directory in directories:
             found.setdefault(directory.resolve(), directory)
-    runs = [Run.read(path) for path in found.values()]
+        for file in files:
+            packs.setdefault(file.resolve(), file)
+    runs = [_read(path) for path in found.values()]
+    runs += [run for path in packs.values() for run in _packed(path)]
     return sorted(runs, key=lambda run: (run.benchmark, run.method, run.seed or 0, str(run.path)))
 
 
-def _run_directories(top: Path) -> list[Path]:
-    found = []
+def _read(path: Path) -> Run:
+    """Read one run so that no damage in it can spoil a table of many."""
+    try:
+        return Run.read(path)
+    except Exception as error:
+        return Run(path, problems=(f"cannot be read ({clean(reason(error))})",))
+
+
+def _packed(path: Path) -> list[Run]:
+    """The runs of a pack. The path of each is the path of the pack followed by the run's name."""
+    runs = []
+    with TemporaryDirectory() as folder:
+        for number, packed in enumerate(pack.read(path)):
+            run = _read(packed.write(Path(folder) / str(number)))
+            told = (clean(packed.damage),) if packed.damage else ()
+            damage, problems = (*told, *run.damage), (*told, *run.problems)
+            runs.append(replace(run, path=path / packed.name, damage=damage, problems=problems, sealed=True))
+    return runs
+
+
+def _places(top: Path) -> tuple[list[Path], list[Path]]:
+    """Run directories and packs at or below `top`."""
+    if top.is_file():
+        return [], [top] if pack.is_pack(top) else []
+    found, packs = [], []
     for folder, below, files in os.walk(top):
         if any(mark in files for mark in MARKS):
             found.append(Path(folder))
             below.clear()  # a run's own checkpoint is not another run
+            continue
+        packs += [path for path in (Path(folder) / name for name in sorted(files)) if pack.is_pack(path)]
         below[:] = sorted(name for name in below if not name.startswith("."))
-    return found
+    return found, packs
 
 
 # ---- measures computed from the files they belong to
@@ -203,8 +263,13 @@ def _unmoved(run: Run) -> float:
     return float(np.mean(shares)) if shares else metrics.Undefined("drift from the second task on was not recorded")
 
 
+def _directions_held(run: Run) -> float:
+    shares = [share for share in run.per_task("directions_held")[1:] if not math.isnan(share)]
+    return float(np.mean(shares)) if shares else metrics.Undefined("it holds single weights, or it was not recorded")
+
+
 def _learning_seconds(run: Run) -> float:
-    """Training and consolidation; evaluation is left out, it is the same for every method."""
+    """Seconds of training and consolidation, without evaluation, which is the same for every method."""
     seconds = run.seconds("training") + run.seconds("consolidation")
     return metrics.Undefined("cost.json does not say how long it took") if math.isnan(seconds) else seconds
 
@@ -232,6 +297,7 @@ _COMPUTED: dict[str, Callable[[Run], float]] = {
     "incremental_accuracy": _of_matrix(metrics.incremental_accuracy),
     "learning_accuracy": _of_matrix(metrics.learning_accuracy),
     "unmoved": _unmoved,
+    "directions_held": _directions_held,
     "learning_seconds": _learning_seconds,
     "gradient_evaluations": _of_cost("gradient_evaluations"),
     "state_bytes": _of_cost("state_bytes"),

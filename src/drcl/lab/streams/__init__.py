@@ -1,4 +1,4 @@
-"""Streams of tasks: what a benchmark is. Cut from a data set here, walked through by the learner."""
+"""Streams of tasks. They are cut from a data set here; the learner trains on one task after the other."""
 
 from collections.abc import Callable
 

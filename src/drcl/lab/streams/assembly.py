@@ -1,4 +1,4 @@
-"""What every builder ends with: parts of a data set put together to a task, and tasks to a stream."""
+"""The last step of every builder: combine parts of a data set into a task, and tasks into a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drcl.lab.streams.task import Scenario, Stream, Task
 
 
 def own_heads(sizes: list[int], scenario: Scenario) -> list[int]:
-    """Outputs of each head, for tasks with classes of their own."""
+    """Outputs of each head, for tasks with their own classes."""
     if scenario == "task":
         return sizes
     if scenario == "class":
@@ -21,7 +21,7 @@ def own_heads(sizes: list[int], scenario: Scenario) -> list[int]:
     if scenario != "domain":
         raise ValueError(f"scenario={scenario!r}: choose one of {', '.join(get_args(Scenario))}")
     if len(set(sizes)) > 1:
-        raise ValueError(f'scenario="domain": one head needs as many classes in each task, not {sizes}')
+        raise ValueError(f'scenario="domain": one head needs the same number of classes in each task, not {sizes}')
     return sizes[:1]
 
 

@@ -1,5 +1,5 @@
-"""The ways to make a stream out of a data set. Each is one function; what it draws depends on its seed
-alone."""
+"""The ways to make a stream from a data set. Each is one function, and its draws depend only on its
+seed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def class_split(
     scenario: Scenario = "task",
     **parts: Any,
 ) -> Stream:
-    """Each task has classes of its own. Classes come in an order shuffled by `seed`, `classes_per_task`
-    at a time; what is left over at the end is left out. Or `groups` names the classes of each task, and
+    """Each task has its own classes. Classes come in an order shuffled by `seed`, `classes_per_task` at a
+    time; remaining classes are left out. Alternatively, `groups` names the classes of each task, and
     `seed` shuffles the groups. ``shuffle=False`` keeps the data set's order."""
     known = len(data.classes)
     if (groups is None) == (classes_per_task is None):
@@ -142,8 +142,8 @@ def attributes(
     scenario: Scenario = "task",
     **parts: Any,
 ) -> Stream:
-    """One yes-or-no attribute a task: label 1 where an image has it. `choose` names the attributes in
-    their order; otherwise those are taken whose two answers are most evenly spread over the training
+    """One yes-or-no attribute per task: label 1 where an image has it. `choose` names the attributes in
+    their order. By default they are those whose two answers are most evenly spread over the training
     images, in an order shuffled by `seed`."""
     if data.train.labels.ndim != 2:
         raise ValueError(f"{data.name} has classes, not attributes: use class_split, or a set such as celeba")
@@ -181,7 +181,7 @@ def shards(
     scenario: Scenario = "task",
     **parts: Any,
 ) -> Stream:
-    """Every task is a share of one problem, with all its classes. ``by="class"`` deals each class out
+    """Every task is a share of one problem, with all its classes. ``by="class"`` distributes each class
     evenly (near-i.i.d. tasks); ``by="group"`` keeps a writer, celebrity or drawer in one task. The limits
     count examples of a class in one task."""
     if by not in ("class", "group"):
@@ -221,7 +221,7 @@ def chain(
     scenario: Scenario = "task",
     **parts: Any,
 ) -> Stream:
-    """One data set a task, all brought to `channels` x `size` x `size`. `classes_per_task` takes that
+    """One data set per task, all resized to `channels` x `size` x `size`. `classes_per_task` takes that
     many classes of each, drawn by `seed`; `shuffle` shuffles the order of the sets."""
     sets = list(data)
     if shuffle:
@@ -263,7 +263,7 @@ def _relabelled(part: Examples, table: np.ndarray) -> Examples:
 
 
 def _group_homes(data: DataSet, tasks: int, seed: int) -> np.ndarray:
-    """For each group id the task it lives in. Groups are dealt out in turn after a shuffle."""
+    """For each group id, its task. Groups are dealt out in turn after a shuffle."""
     found = [split.groups for split in (data.train, data.valid, data.test) if split is not None]
     if any(groups is None for groups in found):
         raise ValueError(f'by="group": {data.name} does not say who wrote or drew what; use by="class"')

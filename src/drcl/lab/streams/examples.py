@@ -1,10 +1,9 @@
-"""Examples of a task and the batches drawn from them. Streams are made of these; the learner eats the
+"""Examples of a task and the batches drawn from them. Streams consist of these; the learner trains on the
 batches.
 
-Images stay where they are as uint8 (an array or a memory map shared by all tasks); an `Examples` only
-knows which rows are its own and through which `View` it sees them. A batch is a function of (seed, epoch,
-position) alone: no generator is carried along, so a stopped epoch goes on at any batch with the same
-bits.
+Images are not copied: they stay uint8, in an array or a memory map shared by all tasks. An `Examples` only
+knows its rows and the `View` through which it sees them. A batch depends on (seed, epoch, position) alone: no
+generator is carried along, so an interrupted epoch continues at any batch with the same bits.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ class Examples:
         if self.source.ndim != 4 or self.source.dtype != np.uint8:
             raise ValueError(f"images are {self.source.dtype} of shape {self.source.shape}: give uint8 [N, C, H, W]")
         if len(self.rows) != len(self.labels):
-            raise ValueError(f"{len(self.rows)} images but {len(self.labels)} labels: give one label an image")
+            raise ValueError(f"{len(self.rows)} images but {len(self.labels)} labels: give one label per image")
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """``(C, H, W)`` of an image as the network gets it."""
+        """``(C, H, W)`` of an image as the network sees it."""
         return self.view.shape(self.source.shape[1:])
 
     @property
     def images(self) -> np.ndarray:
-        """All images as the task sees them, uint8 ``[n, C, H, W]``, before normalisation: a copy, made
-        anew."""
+        """All images as the task sees them, uint8 ``[n, C, H, W]``, before normalisation: a new copy each
+        time."""
         out = np.empty((len(self), *self.shape), np.uint8)
         for begin in range(0, len(self), 4096):
             block = np.arange(begin, min(begin + 4096, len(self)))
@@ -79,7 +78,7 @@ class Examples:
         return Batches(self, size, shuffle, seed, epoch, drop_last, start, augment)
 
     def dataset(self) -> Dataset[tuple[Tensor, int]]:
-        """The same examples as a torch ``Dataset``, for those who want a ``DataLoader``; not augmented."""
+        """The same examples as a torch ``Dataset``, for use with a ``DataLoader``; not augmented."""
         return _TorchDataset(self)
 
     def subset(self, positions: np.ndarray) -> Examples:
@@ -115,7 +114,7 @@ class Batches:
         augment: bool,
     ) -> None:
         if size < 1:
-            raise ValueError(f"size={size} must be at least one example a batch")
+            raise ValueError(f"size={size} must be at least one example per batch")
         if start < 0:
             raise ValueError(f"start={start} counts batches from 0")
         self.examples, self.size, self.shuffle, self.seed, self.epoch = examples, size, shuffle, seed, epoch
@@ -151,7 +150,7 @@ class Batches:
                 yield from zip(x.split(size), y.split(size))
 
     def _draws(self, position: int, count: int) -> np.ndarray | None:
-        """One random word for each example of the epoch by its position: blocks and restarts do not
+        """One random word for each example of the epoch, by its position: blocks and restarts do not
         change it."""
         if not (self.augment and self.examples.view.augments):
             return None

@@ -30,7 +30,7 @@ def online(
     **parts: Any,
 ) -> Stream:
     """`tasks` tasks of `steps` batches of `batch` draws each. At every change all labels are renamed (the
-    renamings compose), or all pixels are put in another order. One task shuffles the training data anew
+    renamings compose), or all pixels are put in another order. Each task shuffles the training data again
     and draws without repetition, starting over when they run out. The test part carries the task's own
     labels or pixel order."""
     if permute not in ("labels", "inputs"):
@@ -57,7 +57,7 @@ def online(
 
 
 def draws(available: int, wanted: int, seed: int, task: int) -> np.ndarray:
-    """`wanted` positions out of `available`: a fresh order, and another one whenever it is used up."""
+    """`wanted` positions out of `available`: a random order, and a new one whenever it is used up."""
     rounds = -(-wanted // available)
     orders = [seeds.permutation(available, seed, "draws", task, turn) for turn in range(rounds)]
     return np.concatenate(orders)[:wanted]

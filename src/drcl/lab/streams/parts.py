@@ -1,4 +1,4 @@
-"""From a data set to the three parts every builder starts from: train, valid and test, disjoint and
+"""From a data set to the three parts from which every builder starts: train, valid and test, disjoint and
 complete."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from drcl.lab.streams.view import View
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A whole data set as examples, labels still the data set's own."""
+    """A whole data set as examples, with the data set's own labels."""
 
     name: str
     classes: tuple[str, ...]
@@ -38,9 +38,9 @@ def split_parts(
 ) -> Parts:
     """Cut `data` into train, valid and test.
 
-    `valid` is the share of each class of the official training data that becomes the validation part;
-    where the release has a validation part of its own that one is used and training data stay whole.
-    `limit_per_class` keeps that many examples a class, drawn by `seed`, of train and valid together, and
+    `valid` is the share of each class of the official training data that becomes the validation part.
+    If the release has its own validation part, that one is used and the training data stay complete.
+    `limit_per_class` keeps that many examples per class, drawn by `seed`, of train and valid together, and
     as many (or `test_per_class`) of test.
     """
     if not 0 <= valid < 1:
@@ -67,7 +67,7 @@ def split_parts(
 
 
 def class_ranks(labels: np.ndarray, seed: int, *path: int | str) -> tuple[np.ndarray, np.ndarray]:
-    """For each example its place in a random order of its own class, and how many its class has.
+    """For each example, its position in a random order of its class, and the number of examples of its class.
 
     Cutting at a rank splits every class in the same proportion. Attribute tables count as one class.
     """

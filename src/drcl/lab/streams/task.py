@@ -1,4 +1,4 @@
-"""`Task` and `Stream`: a benchmark is a plain sequence of tasks that any loop can walk through."""
+"""`Task` and `Stream`: a benchmark is a plain sequence of tasks that any loop can iterate over."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Task:
     """One task of a stream.
 
     In scenario "task" each task has its own head and labels count from 0; in "domain" all tasks share
-    head 0 and its labels; in "class" they share head 0, which has one output for every class that ever
-    comes, in the order of their coming. ``labels`` are the outputs this task uses, ``classes`` the data
-    set's class ids behind them.
+    head 0 and its labels; in "class" they share head 0, which has one output for every class of the whole
+    stream, in the order in which they come. ``labels`` are the outputs that this task uses, ``classes`` the
+    data set's class ids for them.
     """
 
     index: int
@@ -39,11 +39,11 @@ class Task:
 
 
 class Stream(Sequence[Task]):
-    """Tasks in their order, made when first asked for; a slice is a stream again and keeps indices and heads.
+    """Tasks in their order, made when first used. A slice is again a stream and keeps indices and heads.
 
-    ``heads`` holds the number of outputs of each head the whole stream needs, ``shape`` the ``(C, H, W)``
-    of its images. ``online`` says that each task is one pass of fresh draws, to be scored before each
-    update.
+    ``heads`` holds the number of outputs of each head that the whole stream needs, ``shape`` the
+    ``(C, H, W)`` of its images. ``online`` says that each task is one pass of fresh draws, to be scored
+    before each update.
     """
 
     def __init__(

@@ -37,7 +37,9 @@ class View:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
-            raise ValueError(f"mean has {len(self.mean)} entries and std {len(self.std)}: give one a channel to both")
+            raise ValueError(
+                f"mean has {len(self.mean)} entries and std {len(self.std)}: give each one entry per channel"
+            )
         if min(self.std) <= 0:
             raise ValueError(f"std={self.std} must be positive: leave it at (1.0,) to keep the scale")
         if self.crop < 0:
@@ -70,7 +72,7 @@ class View:
         return block
 
     def tensor(self, images: np.ndarray, draws: np.ndarray | None = None) -> Tensor:
-        """Stored uint8 -> normalised float32; `draws`, one random word an image, switches augmentation on."""
+        """Stored uint8 -> normalised float32; `draws`, one random word per image, switches augmentation on."""
         block = torch.from_numpy(self._placed(images, draws)).to(torch.float32)
         scale, shift = self._affine
         # Two roundings, never a fused multiply-add: the same bits in the vector loop, in its tail and

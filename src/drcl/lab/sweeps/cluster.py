@@ -1,8 +1,8 @@
 """The runs of a sweep on a Ray cluster: the same jobs as in local processes, scheduled by Ray.
 
-On a cluster that was started elsewhere a run is carried out in a temporary folder of its machine and its results are
-sent back, unless the folder is shared by all machines; then a run that was stopped goes on where it stopped. The code
-of this very package and plugins that are files are sent along; whatever else they need has to be installed there.
+On a cluster that was started elsewhere, a run works in a temporary folder of its machine and sends its results back. If
+all machines share the folder, it works there, and an interrupted run continues where it stopped. The code of this
+package and plugins that are files are sent along. Everything else they need must be installed there.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _drive(waiting: Sequence[tuple[int, Job]], tell: Tell, here: bool, threads: 
 
 
 def unpack(archive: bytes, directory: Path) -> None:
-    """Put the files of a run that was carried out elsewhere where they belong."""
+    """Put the files of a run that took place elsewhere where they belong."""
     directory.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(directory, filter="data")
@@ -113,7 +113,7 @@ def unpack(archive: bytes, directory: Path) -> None:
 
 
 class _Mailbox:
-    """Gathers what the workers tell until it is asked for."""
+    """Gathers the workers' messages until they are asked for."""
 
     def __init__(self) -> None:
         self._letters: list[tuple[int, str, Any]] = []

@@ -1,4 +1,4 @@
-"""Short names for the runs of a plan: no longer than it takes to tell one from the other."""
+"""Short names for the runs of a plan: just long enough to distinguish them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ def labels(configs: Sequence[RunConfig]) -> list[str]:
     several_benchmarks = len({config.benchmark for config in configs}) > 1
     several_seeds = len({config.seed for config in configs}) > 1
     given = [_options(config) for config in configs]
+    peers: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for config, mine in zip(configs, given):
+        peers.setdefault(_place(config), []).append(mine)
+    telling = {place: _telling(mine) for place, mine in peers.items()}
     found = []
     for config, mine in zip(configs, given):
-        peers = [
-            other
-            for one, other in zip(configs, given)
-            if (one.method, one.benchmark, one.seed) == (config.method, config.benchmark, config.seed)
-        ]
-        keys = sorted({key for other in peers for key in other})
-        telling = [key for key in keys if len({str(other.get(key)) for other in peers}) > 1]
-        words = [config.method, *(f"{key}={_short(mine.get(key))}" for key in telling)]
+        words = [config.method, *(f"{key}={_short(mine.get(key))}" for key in telling[_place(config)])]
         parts = [config.benchmark] if several_benchmarks else []
         parts += [" ".join(words)] + ([f"seed {config.seed}"] if several_seeds else [])
         found.append(" · ".join(parts))
     return found
+
+
+def _place(config: RunConfig) -> tuple[str, str, int]:
+    return config.method, config.benchmark, config.seed
+
+
+def _telling(peers: Sequence[dict[str, Any]]) -> list[str]:
+    """The options that are not the same in all of them."""
+    keys = sorted({key for each in peers for key in each})
+    return [key for key in keys if len({str(each.get(key)) for each in peers}) > 1]
 
 
 def _options(config: RunConfig) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Choosing each method's strength fairly: on the first tasks, on validation data alone, with equal budgets.
 
 The search is the same for every method: a coarse grid on a log scale, then steps between the best value and its
-neighbours, or beyond the end of the grid if the best value stands there and the method allows it. What is tuned and
-where the grid lies, each method says itself. No test set is read.
+neighbours, or beyond the end of the grid if the best value is there and the method allows it. Each method says what is
+tuned and where the grid lies. Of equal scores, the value nearest to the middle of the range is taken; of two equally
+near ones, the larger. No test set is read.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +20,13 @@ import tomli_w
 
 from drcl.lab import benchmarks, methods
 from drcl.lab.common import fields as options
+from drcl.lab.common.words import percent
 from drcl.lab.methods import Knob
 from drcl.lab.runs.config import RunConfig, loaded
 from drcl.lab.runs.read import Run
 from drcl.lab.sweeps import sweep
 
+MOST_TRIALS = 1000
 HELD_OUT = 0.2  # of the training data, where a benchmark has no validation split of its own
 
 
@@ -53,12 +57,36 @@ class Search:
         if not 0 < self.low < self.high or math.isinf(self.high):
             raise ValueError(f"range {self.low:g}:{self.high:g}: give two numbers above 0, the smaller one first")
         if self.budget < 3:
-            raise ValueError(f"budget={self.budget}: give at least 3 trials, or there is nothing to choose between")
+            raise ValueError(
+                f"budget={self.budget}: give at least 3 trials; with fewer there is nothing to choose from"
+            )
+        if self.budget > MOST_TRIALS:
+            raise ValueError(f"budget={self.budget}: give at most {MOST_TRIALS:,} trials per method")
 
     @property
     def best(self) -> float:
-        """The value with the best score; of equals the smallest, which restrains learning least."""
-        return min(self.scores, key=lambda value: (-self.scores[value], value))
+        """The value with the best score. Of equals, the one nearest to the middle of the range, then the larger."""
+        middle = math.log(self.low * self.high) / 2
+        return min(self.ties, key=lambda value: (round(abs(math.log(value) - middle), 9), -value))
+
+    @property
+    def ties(self) -> list[float]:
+        """The values that share the best score, smallest first. Averages of the same numbers may differ by one bit."""
+        top = max(self.scores.values())
+        return sorted(value for value, score in self.scores.items() if score == top or math.isclose(score, top))
+
+    @property
+    def end(self) -> str:
+        """ "low" or "high" where the best value is the smallest or the largest that was tried, else nothing."""
+        tried = sorted(self.scores)
+        return "low" if self.best == tried[0] else "high" if self.best == tried[-1] else ""
+
+    def wider(self) -> tuple[float, float] | None:
+        """The range to search next if the best value is at an end; None if the method allows no more."""
+        tried, stretch = sorted(self.scores), math.sqrt(self.high / self.low)
+        low, high = (tried[0] / stretch, tried[1]) if self.end == "low" else (tried[-2], tried[-1] * stretch)
+        found = rounded(low), rounded(high)
+        return found if all(self.allowed(value) for value in found) else None
 
     def proposals(self) -> list[float]:
         """What to try now: the whole grid at first, one value at a time later, nothing when the budget is spent."""
@@ -75,6 +103,9 @@ class Search:
     def _next(self) -> float:
         tried = sorted(self.scores)
         place = tried.index(self.best)
+        if len(self.ties) == len(tried):
+            # No value is better than another: look where protection is stronger, or weaker if every run failed.
+            place = 0 if math.isinf(self.scores[tried[0]]) else len(tried) - 1
         here, last = tried[place], len(tried) - 1
         if place in (0, last):
             other = tried[1] if place == 0 else tried[-2]
@@ -88,7 +119,7 @@ class Search:
         return self._new(math.sqrt(here * (tried[place + 1] if upwards else tried[place - 1])))
 
     def _new(self, value: float) -> float:
-        """The value with as few digits as tell it from those tried."""
+        """The value with as few digits as distinguish it from those tried."""
         return next(short for k in range(2, 18) if (short := rounded(value, k)) not in self.scores)
 
 
@@ -99,7 +130,7 @@ def rounded(value: float, digits: int = 2) -> float:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is tuned, and where everything that was tried is written."""
+    """What is tuned, and where all trials are written."""
 
     benchmark: str
     methods: Sequence[str]
@@ -133,7 +164,7 @@ class Tuning:
                     raise ValueError(f"{wrong} ({reach})") from None
 
     def knob(self, method: str) -> Knob:
-        """What is tuned of a method, and where."""
+        """Which option of a method is tuned, and in which range."""
         own, key = methods.get(method).tunes, self.keys.get(method)
         known = options.hints(methods.get(method))
         if key is not None and key not in known:
@@ -160,7 +191,7 @@ class Tuning:
         return True
 
     def config(self, method: str, value: float) -> RunConfig:
-        """The trial run: first tasks only, scored on validation data, which is held out if there is none."""
+        """The trial run: first tasks only, scored on validation data; some are held out if the benchmark has none."""
         own = self.options_of(method)
         made = self._run(method, own).make_benchmark()
         trial: dict[str, Any] = {"benchmark.tasks": self.tasks, "training.evaluate_on": "valid"}
@@ -188,7 +219,7 @@ class Tuning:
     def run(
         self, backend: sweep.Backend, watch: Callable[[Sequence[sweep.Job]], sweep.Tell] | None = None
     ) -> list[Trial]:
-        """Every trial of every method, in rounds that all methods take part in."""
+        """Make every trial of every method, in rounds in which all methods take part."""
         searches = {method: self.search(method) for method in self.methods}
         trials: list[Trial] = []
         while True:
@@ -214,6 +245,65 @@ class Tuning:
             score = -math.inf if math.isnan(average) else float(average)
         return Trial(method, self.key(method), value, score, accuracies, failed or "done", directory)
 
+    # ---- what came of it
+
+    def _searched(self, method: str, trials: Iterable[Trial]) -> Search:
+        found = self.search(method)
+        found.scores = {trial.value: trial.score for trial in trials if trial.method == method}
+        return found
+
+    def best(self, trials: Sequence[Trial]) -> dict[str, Trial]:
+        """The best trial of each method that had one."""
+        found: dict[str, Trial] = {}
+        for method in self.methods:
+            mine = {t.value: t for t in trials if t.method == method and not math.isinf(t.score)}
+            if mine:
+                found[method] = mine[self._searched(method, mine.values()).best]
+        return found
+
+    def remarks(self, trials: Sequence[Trial]) -> list[str]:
+        """What a reader must know before trusting the choice: equal scores, and a best value at an end."""
+        said = []
+        for method, chosen in self.best(trials).items():
+            search = self._searched(method, (t for t in trials if not math.isinf(t.score)))
+            name, ties = f"{method}: {chosen.key}", search.ties
+            if len(search.scores) == 1:
+                said.append(f"{name} = {chosen.value:g} is the only value whose run worked; trials.csv says why")
+                continue
+            if len(ties) == len(search.scores):
+                said.append(
+                    f"{name} makes no difference here: every value from {ties[0]:g} to {ties[-1]:g} scored "
+                    f"{percent(chosen.score)}; {chosen.value:g} is in the middle; more tasks may show a difference"
+                )
+                continue
+            if len(ties) > 1:
+                among = ", ".join(f"{value:g}" for value in ties)
+                said.append(
+                    f"{name} = {among} scored the same ({percent(chosen.score)}); {chosen.value:g} was taken, "
+                    "the nearest to the middle of the range"
+                )
+            if search.end:
+                said.append(self._at_the_end(method, chosen, search))
+        return said
+
+    def _at_the_end(self, method: str, chosen: Trial, search: Search) -> str:
+        extreme = "smallest" if search.end == "low" else "largest"
+        start = f"{method}: {chosen.key} = {chosen.value:g} is the {extreme} value that was tried"
+        wider = search.wider()
+        if wider is None:
+            return f"{start}; the method does not allow much beyond it"
+        return f"{start}, so a better one may lie beyond it; look there with: {self._again(method, *wider)}"
+
+    def _again(self, method: str, low: float, high: float) -> str:
+        words = ["drcl", "tune", self.benchmark, "--methods", method, "--range", f"{low:g}:{high:g}"]
+        words += ["--tasks", str(self.tasks), "--budget", str(self.budget), "--seed", str(self.seed)]
+        given = {**self._common(), **{f"{method}.{key}": value for key, value in self._special(method).items()}}
+        words += [word for key, value in given.items() for word in ("-o", f"{key}={value}")]
+        words += ["--key", f"{method}={self.keys[method]}"] if method in self.keys else []
+        words += [word for plugin in self.plugins for word in ("--plugin", plugin)]
+        words += ["--data", str(self.data_root)] if self.data_root is not None else []
+        return shlex.join([*words, "--out", f"{self.out}-{method}"])
+
     # ---- what is left on disk
 
     def write(self, trials: Sequence[Trial]) -> None:
@@ -228,9 +318,10 @@ class Tuning:
                 each = [repr(a) for a in trial.accuracies] or [""] * self.tasks
                 place = trial.directory.relative_to(self.out).as_posix()
                 table.writerow([trial.method, trial.key, repr(trial.value), score, *each, trial.outcome, place])
-        best = best_of(trials)
-        told = f"# {self.budget} trials a method on the validation data of the first {self.tasks} tasks of "
-        told += f"{self.benchmark}, seed {self.seed}; all of them are in trials.csv\n\n"
+        best = self.best(trials)
+        told = f"# {self.budget} trials per method on the validation data of the first {self.tasks} tasks of "
+        told += f"{self.benchmark}, seed {self.seed}; all of them are in trials.csv\n"
+        told += "".join(f"# {remark}\n" for remark in self.remarks(trials)) + "\n"
         chosen = {
             method: self._run(method, {**self.options_of(method), f"method.{trial.key}": trial.value})
             for method, trial in best.items()
@@ -262,15 +353,3 @@ def _shared(configs: Sequence[RunConfig]) -> dict[str, Any]:
                 taken = any(key in options.hints(methods.get(other.method)) for other in configs)
                 found[f"{prefix}.{key}" if taken else key] = value
     return found
-
-
-def best_of(trials: Iterable[Trial]) -> dict[str, Trial]:
-    """The best trial of each method that had one; of equals the smallest strength."""
-    best: dict[str, Trial] = {}
-    for trial in trials:
-        if math.isinf(trial.score):
-            continue
-        known = best.get(trial.method)
-        if known is None or (-trial.score, trial.value) < (-known.score, known.value):
-            best[trial.method] = trial
-    return best

@@ -1,7 +1,9 @@
-"""Runs in processes of this machine: one fresh process a run, as many at a time as there are workers.
+"""Runs in processes of this machine, as many at a time as there are workers.
 
-A fresh process keeps time and memory of one run apart from the next one's, and a run that brings its process
-down takes nothing with it.
+Starting a process takes many times as long as a short run, so a process that has finished a run gets the next one. It
+begins each run as a new process would (see ``surroundings``), and computes the same results bit for bit. A process is
+replaced after a failure, after a run with code from outside, after `RUNS` runs, and when its memory has grown by
+`MOST_GROWTH`. A run that crashes its process does not affect other runs.
 """
 
 from __future__ import annotations
@@ -23,11 +25,15 @@ from typing import Any
 
 import torch
 
+from drcl.lab.common import plugins
 from drcl.lab.common.words import reason
+from drcl.lab.runs import digests
 from drcl.lab.runs.execute import execute
+from drcl.lab.sweeps import surroundings
 from drcl.lab.sweeps.sweep import Backend, Job, Tell, Update
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+MOST_GROWTH = 1 << 30  # bytes that a process may keep from its runs
 _EVERY = 0.1  # seconds between two step events of one run; more would only fill the pipe
 
 
@@ -37,8 +43,8 @@ def cores() -> int:
 
 
 def threads_for(workers: int, available: int | None = None) -> int:
-    """Threads a process may use so that all workers together do not ask for more than the machine has, and none for
-    more than OMP_NUM_THREADS already allows."""
+    """Threads per process, so that all workers together do not use more than the machine has, and no process more
+    than OMP_NUM_THREADS allows."""
     share = max(1, (available or cores()) // max(1, workers))
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(asked)) if asked.isdigit() and int(asked) > 0 else share
@@ -64,11 +70,11 @@ def _leave(job: Job, name: str, text: str) -> None:
     # Only into a directory the run itself made, and never over the reason of a failure: a full disk is one already.
     if text and job.directory.is_dir():
         with suppress(OSError):
-            (job.directory / name).write_text(text, encoding="utf-8")
+            digests.add(job.directory, name, text.encode())
 
 
 def here(waiting: Sequence[tuple[int, Job]], tell: Tell) -> None:
-    """In this very process, one after the other: for short runs that are not worth a process each."""
+    """Run jobs in this process, one after the other: for short runs that are not worth a process each."""
     for index, job in waiting:
         tell(Update(index, "started"))
         try:
@@ -79,11 +85,14 @@ def here(waiting: Sequence[tuple[int, Job]], tell: Tell) -> None:
             tell(Update(index, "done"))
 
 
-def processes(workers: int) -> Backend:
-    """The backend that keeps `workers` processes busy."""
+RUNS = 50  # of one process before a new one takes its place
+
+
+def processes(workers: int, runs: int = RUNS) -> Backend:
+    """The backend that keeps `workers` processes busy, each for at most `runs` runs; with 1 every run has its own."""
 
     def run(waiting: Sequence[tuple[int, Job]], tell: Tell) -> None:
-        _Pool(workers, tell).run(waiting)
+        _Pool(workers, tell, runs).run(waiting)
 
     return run
 
@@ -93,39 +102,58 @@ def processes(workers: int) -> Backend:
 
 @dataclass
 class _Child:
-    index: int
     process: SpawnProcess
     pipe: Connection
-    ended: bool = False  # it said how it ended; what comes after that does not matter
+    once: bool  # it runs code from outside, which may leave anything behind
+    index: int | None = None  # of the job it is at
+    runs: int = 0
 
 
 class _Pool:
-    def __init__(self, workers: int, tell: Tell) -> None:
-        self.workers, self.tell = max(1, workers), tell
+    def __init__(self, workers: int, tell: Tell, runs: int) -> None:
+        self.workers, self.tell, self.runs = max(1, workers), tell, runs
         self.threads = threads_for(workers)
         self.children: list[_Child] = []
+        self.leaving: list[SpawnProcess] = []
 
     def run(self, waiting: Sequence[tuple[int, Job]]) -> None:
         queue = deque(waiting)
         try:
-            while queue or self.children:
-                while queue and len(self.children) < self.workers:
-                    self._start(*queue.popleft())
+            while queue or any(child.index is not None for child in self.children):
+                while queue and sum(child.index is not None for child in self.children) < self.workers:
+                    self._give(*queue.popleft())
                 pipes = {child.pipe: child for child in self.children}
                 for ready in wait(list(pipes), timeout=0.5):
                     self._read(pipes[ready])  # type: ignore[index]
+                self.leaving = [process for process in self.leaving if process.is_alive()]
         finally:
             self._stop()
 
-    def _start(self, index: int, job: Job) -> None:
+    def _give(self, index: int, job: Job) -> None:
+        """Give a job to a waiting process, or to a new one. A run with code from outside gets its own process, because
+        nobody knows what such code keeps from one run to the next."""
+        idle = [child for child in self.children if child.index is None]
+        once = any(map(plugins.is_code, job.config.plugins))
+        if once:
+            for other in idle:
+                self._dismiss(other)
+        child = self._start(once) if once or not idle else idle[0]
+        child.index = index
+        child.runs += 1
+        self.tell(Update(index, "started"))
+        with suppress(OSError):  # it has died: reading from it tells how
+            child.pipe.send(job)
+
+    def _start(self, once: bool) -> _Child:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(job, theirs, self.threads), name=f"drcl {job.config.name}")
+        process = context.Process(target=_serve, args=(theirs, self.threads), name="drcl worker")
         with _environment({name: str(self.threads) for name in THREADS}):
             process.start()
         theirs.close()
-        self.children.append(_Child(index, process, ours))
-        self.tell(Update(index, "started"))
+        child = _Child(process, ours, once)
+        self.children.append(child)
+        return child
 
     def _read(self, child: _Child) -> None:
         try:
@@ -133,30 +161,42 @@ class _Pool:
         except (EOFError, OSError):
             self._reap(child)
             return
+        assert child.index is not None
         if kind == "event":
             self.tell(Update(child.index, "event", content))
-        else:
-            child.ended = True
-            self.tell(Update(child.index, kind, reason=content))
+            return
+        reason, fit = content
+        index, child.index = child.index, None
+        if not fit or child.once or child.runs >= self.runs:
+            self._dismiss(child)
+        self.tell(Update(index, kind, reason=reason))
 
     def _reap(self, child: _Child) -> None:
         child.process.join()
         child.pipe.close()
         self.children.remove(child)
-        if not child.ended:
+        if child.index is not None:
             self.tell(Update(child.index, "failed", reason=_death(child.process.exitcode)))
 
+    def _dismiss(self, child: _Child) -> None:
+        """It ends by itself once nobody can send it more jobs."""
+        child.pipe.close()
+        self.children.remove(child)
+        self.leaving.append(child.process)
+
     def _stop(self) -> None:
-        """Nothing is lost by ending a run: it goes on from its last checkpoint."""
+        """End a run. Nothing is lost: it continues from its last checkpoint."""
         for child in self.children:
             child.process.terminate()
+        for process in (*self.leaving, *(child.process for child in self.children)):
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
         for child in self.children:
-            child.process.join(5)
-            if child.process.is_alive():
-                child.process.kill()
-                child.process.join()
             child.pipe.close()
         self.children.clear()
+        self.leaving.clear()
 
 
 def _death(code: int | None) -> str:
@@ -164,7 +204,7 @@ def _death(code: int | None) -> str:
         name = signal.Signals(-code).name if -code in signal.Signals._value2member_map_ else f"signal {-code}"
         memory = "; the machine may be out of memory, try fewer --jobs" if name == "SIGKILL" else ""
         return f"its process was ended by {name}{memory}"
-    return f"its process ended with code {code} and no word"
+    return f"its process ended with code {code} and no message"
 
 
 @contextmanager
@@ -185,21 +225,31 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 # ---- the child's side
 
 
-def _work(job: Job, pipe: Connection, threads: int) -> None:
+def _serve(pipe: Connection, threads: int) -> None:
+    """Run what comes through the pipe, one job after the other, until it is closed."""
     # Ctrl-C reaches the whole group of processes; the parent alone decides what to do about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _leave_with_parent()
     torch.set_num_threads(threads)
-    try:
-        perform(job, throttled(lambda event: pipe.send(("event", event))))
-    except Exception as error:
-        pipe.send(("failed", reason(error)))
-    else:
-        pipe.send(("done", ""))
+    begin_anew = surroundings.remember()
+    room = surroundings.resident() + MOST_GROWTH
+    while True:
+        try:
+            job = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            perform(job, throttled(lambda event: pipe.send(("event", event))))
+        except Exception as error:
+            # What failed may have left anything behind.
+            pipe.send(("failed", (reason(error), False)))
+        else:
+            begin_anew()
+            pipe.send(("done", ("", surroundings.resident() <= room)))
 
 
 def throttled(send: Callable[[Any], None], every: float = _EVERY) -> Callable[[Any], None]:
-    """Pass every event on, but of the many steps only some."""
+    """Pass on every event, but only some of the many steps."""
     last = -every
 
     def progress(event: Any) -> None:
@@ -214,7 +264,7 @@ def throttled(send: Callable[[Any], None], every: float = _EVERY) -> Callable[[A
 
 
 def _leave_with_parent() -> None:
-    """A killed parent cannot end its children: they watch for it, or they would hold on to their runs unseen."""
+    """A killed parent cannot end its children, so they watch for that. Otherwise they would keep running unseen."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

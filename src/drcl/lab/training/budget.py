@@ -1,8 +1,8 @@
-"""How long and how fast one task is trained: the plan of the benchmark, and what a run has for its first task or for
+"""How long and how fast one task is trained: the plan of the benchmark, and a run's settings for its first task or for
 later ones.
 
-The first task is the first that is trained: with joint training that is the last of the stream. A method takes rate and
-momentum from its setting; one that has an optimizer with a rate of its own, such as Adam's, is not touched by any of
+The first task is the first that is trained: with joint training, that is the last of the stream. A method takes rate
+and momentum from its setting. A method that has its own optimizer and rate, such as Adam's, is not affected by any of
 this.
 """
 
@@ -41,11 +41,11 @@ class Plan:
 
 
 def check(stream: Stream, schedule: str, training: Training) -> None:
-    """Refuse what this stream cannot give."""
+    """Refuse settings that this stream cannot support."""
     if training.evaluate_on == "valid" and not len(stream[0].valid):
-        raise ValueError("evaluate_on=valid: there is no validation data; hold some out with valid=0.2")
+        raise ValueError("evaluate_on=valid: there are no validation data; hold some out with valid=0.2")
     if schedule == "plateau" and not len(stream[0].valid):
-        raise ValueError("schedule=plateau: there is no validation data to follow; hold some out with valid=0.1")
+        raise ValueError("schedule=plateau: there are no validation data to follow; hold some out with valid=0.1")
     if stream.online and training.first_epochs is not None:
         raise ValueError(
             f"first_epochs={training.first_epochs}: an online stream is one pass over each task; leave it out, and "
@@ -54,7 +54,7 @@ def check(stream: Stream, schedule: str, training: Training) -> None:
     given = [key for key in ("patience", "factor", "min_lr", "at_min_lr") if getattr(training, key) is not None]
     if given and schedule != "plateau":
         told = f"{given[0]}={getattr(training, given[0])}"
-        raise ValueError(f"{told}: the schedule is {schedule}, which has no such thing; take schedule=plateau")
+        raise ValueError(f"{told}: the schedule is {schedule}, which has no such setting; use schedule=plateau")
 
 
 def setting_of(usual: Setting, training: Training, first: bool) -> Setting:

@@ -1,7 +1,7 @@
-"""What a run costs, apart for training, consolidation and evaluation: seconds and peak memory.
+"""What a run costs, separately for training, consolidation and evaluation: seconds and peak memory.
 
-Peak memory on the CPU is the high-water mark of the process' resident memory, libraries included; Linux lets it be
-reset when a phase begins, elsewhere a phase inherits the mark of those before it. On a GPU it is torch's own peak.
+Peak memory on the CPU is the high-water mark of the process' resident memory, including libraries. On Linux it is reset
+when a phase begins; elsewhere a phase inherits the mark of those before it. On a GPU it is torch's own peak.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PHASES = ("training", "consolidation", "evaluation")
 
 
 class Cost:
-    """A stopwatch with one dial a phase; what happens outside of all phases (checkpoints) counts nowhere."""
+    """A stopwatch with one dial per phase; time outside of all phases (checkpoints) is not counted."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -30,7 +30,7 @@ class Cost:
         self._since = 0.0
 
     def switch(self, phase: str | None) -> str | None:
-        """End the phase that is on and begin another (or none); the one that was on."""
+        """End the current phase and begin another (or none); returns the phase that ended."""
         before, now = self._phase, time.perf_counter()
         if before is not None:
             self.seconds[before] += now - self._since

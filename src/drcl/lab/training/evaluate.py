@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from drcl.drift import between
-from drcl.lab.common import parallel
-from drcl.lab.methods.base import Method
+from drcl.lab.common import parallel, seeds
+from drcl.lab.methods.base import Batch, Method
 from drcl.lab.streams import Stream, Task
 from drcl.lab.training.rows import DriftRow
 from drcl.lab.training.settings import Training
+from drcl.preserve import undisturbed
 
 
 @torch.no_grad()
@@ -39,9 +41,34 @@ def accuracy(
     return int(parallel.total(hits)) / len(images)
 
 
+@torch.no_grad()
+def losses(method: Method, tasks: Sequence[Task], on: Literal["test", "valid"], count: int) -> list[float]:
+    """Mean cross-entropy of the method's answers on `count` test (or validation) images of each task, the same ones
+    every time. The measurement does not influence the run."""
+    device, found = method.setting.device, []
+    with undisturbed(method.model), torch.no_grad():
+        method.model.eval()
+        for task in tasks:
+            images = task.test if on == "test" else task.valid
+            if not len(images):
+                found.append(math.nan)
+                continue
+            order = seeds.permutation(len(images), method.setting.seed, "loss", task.index)
+            (x, y), *_ = images.subset(order[:count]).batches(count, shuffle=False, augment=False)
+            found.append(float(F.cross_entropy(method.predict(x.to(device), task).float(), y.to(device))))
+    return found
+
+
+def loss_of(method: Method, task: Task, batch: Batch) -> float:
+    """Mean cross-entropy on a batch of a task, with the current weights. The measurement does not influence the run."""
+    with undisturbed(method.model), torch.no_grad():
+        method.model.eval()
+        return float(F.cross_entropy(method.predict(batch.x, task).float(), batch.y))
+
+
 def chosen(index: int, stream: Stream, training: Training) -> list[int]:
-    """The test sets to run after task `index`: all at the end, else those seen, with `evaluate_unseen` the others too,
-    and with `evaluate="ends"` the new one alone."""
+    """The test sets to run after task `index`: all at the end, otherwise those of the tasks seen; with
+    `evaluate_unseen` the others too, and with `evaluate="ends"` only the new one."""
     everything = range(len(stream))
     if index == everything[-1]:
         return list(everything)
@@ -55,8 +82,8 @@ def chosen(index: int, stream: Stream, training: Training) -> list[int]:
 def movement(
     task: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
 ) -> tuple[list[DriftRow], dict[str, float]]:
-    """One row a layer, and over all of them the shares that stayed (exactly, within 0.05 and 0.001 of their size) and
-    the length of the way."""
+    """One row per layer; and over all layers the shares that stayed (exactly, within 0.05 and 0.001 of their size) and
+    the length of the change."""
     if not any(weight.numel() for weight in before.values()):
         return [], {}
     old, new = ({name.removeprefix("trunk."): t for name, t in weights.items()} for weights in (before, after))
@@ -73,6 +100,6 @@ def movement(
 
 
 def mean(values: Iterable[float]) -> float:
-    """Mean of what was measured, NaN where nothing was."""
+    """Mean of the measured values; NaN if there are none."""
     known = [v for v in values if not math.isnan(v)]
     return sum(known) / len(known) if known else math.nan

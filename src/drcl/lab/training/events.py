@@ -1,19 +1,19 @@
-"""What a run tells while it goes on, and who is told: events for a display, numbers for a logger, rows for files."""
+"""What a run reports during training: events for a display, numbers for a logger, rows for files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from drcl.lab.training.rows import CurvePoint, DriftRow
+from drcl.lab.training.rows import CurvePoint, DriftRow, Record
 
 Kind = Literal["start", "step", "epoch", "task", "consolidation", "evaluation", "finish", "resume"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """One moment of a run. Tasks, epochs and steps count from 0; what is not known at the moment is None.
+    """One moment of a run. Tasks, epochs and steps count from 0; values that are not known yet are None.
 
     "start" and "resume" come first, "task" when a task begins, "step" a few times a second, "epoch" at its end,
     "consolidation" when a task's training is over, "evaluation" after its test sets, "finish" at the very end.
@@ -33,7 +33,7 @@ class Event:
 
 
 class Logger(Protocol):
-    """Where numbers go beside the run's own files: TensorBoard, MLflow, ..."""
+    """Where numbers go in addition to the run's own files: TensorBoard, MLflow, ..."""
 
     def log(self, values: dict[str, float], step: int) -> None: ...
 
@@ -41,7 +41,7 @@ class Logger(Protocol):
 
 
 class Watcher:
-    """Who the learner tells; all of it may be ignored."""
+    """Receives the learner's reports; all of them may be ignored."""
 
     def event(self, event: Event) -> None: ...
 
@@ -54,5 +54,8 @@ class Watcher:
 
     def drift(self, rows: list[DriftRow]) -> None: ...
 
+    def records(self, rows: Sequence[Record]) -> None:
+        """Rows of the smaller tables: losses, steps, iterations, updates and changes."""
+
     def save(self, state: Callable[[], dict[str, Any]]) -> None:
-        """A moment at which the state is whole; `state()` collects it. Called on every process, kept by one."""
+        """A moment at which the state is complete; `state()` collects it. Called in every process, stored by one."""

@@ -1,16 +1,16 @@
-"""The loop: one network, one method, task after task. It knows no file; a `Watcher` is told what happens.
+"""The loop: one network, one method, task after task. It writes no files; it tells a `Watcher` what happens.
 
-Rules it keeps for every method: gradients are dropped, not zeroed; heads of other tasks are out of the optimizer or
+Rules it keeps for every method: gradients are dropped, not zeroed; heads of other tasks are not in the optimizer or
 have no gradient; each stage has a fresh optimizer; the model's mode is set and never inherited; each accuracy is
-measured by running the model. Everything it does follows from its state and the seed, so a run can be cut between any
-two steps and goes on from `state_dict` bit for bit.
+measured by running the model. Everything it does follows from its state and the seed, so a run can be interrupted
+between any two steps and continues from `state_dict` bit for bit.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
@@ -19,16 +19,18 @@ import torch
 from torch import Tensor
 
 from drcl.lab.common import parallel, seeds
-from drcl.lab.methods.base import Method, Setting, Where
+from drcl.lab.methods.base import Batch, Method, Setting, Where
 from drcl.lab.networks import Network
 from drcl.lab.streams import Stream, Task
 from drcl.lab.training import budget, evaluate
 from drcl.lab.training.budget import Plan
 from drcl.lab.training.cost import Cost
+from drcl.lab.training.diary import Diary, loss_is_due
 from drcl.lab.training.events import Event, Kind, Watcher
 from drcl.lab.training.mixture import Mixture
 from drcl.lab.training.plateau import Plateau
 from drcl.lab.training.rows import CurvePoint
+from drcl.lab.training.samples import Look
 from drcl.lab.training.schedule import schedule
 from drcl.lab.training.settings import Training
 from drcl.lab.training.step import Running, Step
@@ -36,7 +38,7 @@ from drcl.lab.training.surroundings import pick_device, surroundings
 
 
 class Diverged(FloatingPointError):
-    """Training left the finite numbers."""
+    """Training has diverged: a loss is not finite."""
 
 
 class Learner:
@@ -82,6 +84,7 @@ class Learner:
         self.after_one_epoch = [math.nan] * T
         self.drifts: list[dict[str, float]] = []  # from the second task on: the first starts from noise
         self.step_norms: list[float] = []  # mean length of a step, a task each
+        self.diary = Diary(T)
         self.steps = 0  # of the whole run
         self.trained = 0  # tasks
         self.at = method.at = Where()
@@ -97,7 +100,7 @@ class Learner:
     # ---- the run
 
     def run(self) -> None:
-        """Train on all tasks, or on those that are left."""
+        """Train on all tasks, or on the remaining ones after a resume."""
         with surroundings(self.training, self.device):
             self._seed()
             if self.untrained is None and self.training.evaluate_unseen and self.steps == 0 and not self._inside:
@@ -107,7 +110,7 @@ class Learner:
             self._tell("finish", average_accuracy=evaluate.mean(self.matrix[-1]))
 
     def _seed(self) -> None:
-        """The global generator, which dropout draws from, belongs to the run while it runs."""
+        """While a run trains, it owns the global generator, which dropout draws from."""
         here, states = parallel.world(), self._loaded.pop("rng", [])
         torch.manual_seed(seeds.derive(self.seed, "torch", here.rank))
         if here.rank < len(states):
@@ -131,6 +134,7 @@ class Learner:
             method.before_task(task)
             self._before = self._trunk()
             self._running = Running(self.device)
+            self.diary.begin()
             self._inside = True
         for stage in range(self.at.stage, method.stages):
             self._stage(task, data, stage)
@@ -159,11 +163,14 @@ class Learner:
             optimizer.load_state_dict(self._loaded.pop("optimizer"))
         plateau = self._plateau = Plateau.of(self.plan.schedule, training, optimizer, self._loaded.pop("plateau", None))
         rates = schedule(optimizer, self.plan.schedule, at, plateau)
-        step = Step(method, optimizer, self._cast(), self._running, self.cost, training.clip, training.step_norms)
+        look = Look(method, self.diary.samples, self._probe(task) if task.online else None, training.step_norms)
+        step = Step(method, optimizer, self._cast(), self._running, self.cost, training.clip, look)
         alone = parallel.world().size == 1
         # Several processes save together, so the clock of one of them cannot decide when.
         every = training.checkpoint_every or (None if alone else 500)
         saved = time.perf_counter()
+        if at.step == 0 and stage == 0:
+            self._losses()
         self.model.train()
         self.cost.switch("training")
         while at.step < at.steps:
@@ -198,6 +205,8 @@ class Learner:
         if at.step == data.batches and at.stage == 0 and more and self._after_one_epoch(task, len(data.tasks) == 1):
             accuracy = self.after_one_epoch[at.task] = self._test([at.task])[at.task]
             self.model.train()
+        if loss_is_due(at):
+            self._losses()
         self._point(optimizer, accuracy)
         self._tell("epoch", loss=self._running.last, accuracy=None if math.isnan(accuracy) else accuracy)
         if self._plateau is not None:
@@ -207,6 +216,15 @@ class Learner:
             self.watcher.log({"validation_loss": self._plateau.last}, self.steps)
             self.cost.switch(before)
             self.model.train()
+
+    def _losses(self) -> None:
+        """Measure the loss of the first and of the newest task, without influencing anything else."""
+        before = self.cost.switch("evaluation")
+        self.watcher.records([self.diary.losses(self.method, self.stream, self.at, self.training)])
+        self.cost.switch(before)
+
+    def _probe(self, task: Task) -> Callable[[Batch], float]:
+        return lambda batch: evaluate.loss_of(self.method, task, batch)
 
     def _after_one_epoch(self, task: Task, single: bool) -> bool:
         """Whether that accuracy makes sense: there are epochs, and this task alone is trained on."""
@@ -231,7 +249,7 @@ class Learner:
         if not math.isfinite(loss):
             raise Diverged(
                 f"{self.method.name}: the loss is {loss} at step {self.at.step} of task {self.at.task + 1}: training "
-                "has diverged. Lower lr, or the strength of the method's penalty where it has one"
+                "has diverged. Lower lr, or the strength of the method's penalty if it has one"
             )
 
     def _consolidate(self, task: Task, sources: list[Task]) -> None:
@@ -240,6 +258,9 @@ class Learner:
             self.online.append(self._running.online_accuracy())
         if self.training.step_norms:
             self.step_norms.append(self._running.task["norm"] / max(self._running.task["steps"], 1))
+        self.watcher.records(self.diary.end(self.at.task))
+        self.cost.switch(None)
+        self.diary.values["directions_held"][self.at.task] = self.method.directions_held()
         self.cost.switch("consolidation")
         self.model.eval()
         self.method.after_task(task)
@@ -249,13 +270,16 @@ class Learner:
         self.method.gradients = 0
         self.cost.state_bytes = max(self.cost.state_bytes, self.method.state_bytes())
         self.cost.switch(None)
-        self.cost.per_task_seconds.append(self.cost.learning() - self._began)
+        seconds = self.diary.values["seconds"][self.at.task] = self.cost.learning() - self._began
+        self.cost.per_task_seconds.append(seconds)
 
     # ---- judgement
 
     def _judge(self, index: int, task: Task, single: bool) -> None:
         with self.method.deployed():
-            rows, summary = evaluate.movement(index, self._before, self._trunk(copy=False))
+            now = self._trunk(copy=False)
+            rows, summary = evaluate.movement(index, self._before, now)
+            self.watcher.records(self.diary.moved(index, self._before, now, summary))
         if summary and self.trained > 0:
             self.drifts.append(summary)
         row = self.matrix[index] = self._test(evaluate.chosen(index, self.stream, self.training))
@@ -311,7 +335,7 @@ class Learner:
         self.cost.switch(phase)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the run depends on: tensors and plain values."""
+        """Everything that the rest of the run depends on: tensors and plain values."""
         own = None if self.method.keeps_optimizer or self._optimizer is None else self._optimizer.state_dict()
         state = {
             "at": asdict(self.at),
@@ -332,6 +356,7 @@ class Learner:
             "after_one_epoch": self.after_one_epoch,
             "drifts": self.drifts,
             "step_norms": self.step_norms,
+            "diary": self.diary.state_dict(),
             "cost": self.cost.state_dict(),
             "rng": parallel.gathered(torch.get_rng_state()),
         }
@@ -340,7 +365,7 @@ class Learner:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; call `run` afterwards."""
+        """Continue from this state; call `run` afterwards."""
         self.model.load_state_dict(state["model"])
         self.method.load_state_dict(state["method"])
         self.method.gradients = state["method_gradients"]
@@ -352,5 +377,7 @@ class Learner:
         self._began = state["began"]
         for key in ("trained", "matrix", "untrained", "online", "after_one_epoch", "drifts", "step_norms"):
             setattr(self, key, state[key])
+        if "diary" in state:  # runs of older versions kept none
+            self.diary.load_state_dict(state["diary"])
         self.cost.load_state_dict(state["cost"])
         self._loaded = {k: state[k] for k in ("rng", "cuda", "optimizer", "plateau") if state.get(k) is not None}

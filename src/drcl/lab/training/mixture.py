@@ -15,7 +15,7 @@ from drcl.lab.streams.examples import BLOCK
 
 
 class Mixture:
-    """The training data of some tasks. A batch is a function of seed, epoch and position: any step can be resumed."""
+    """The training data of some tasks. A batch depends only on seed, epoch and position, so any step can be resumed."""
 
     def __init__(self, tasks: Sequence[Task], size: int, seed: int) -> None:
         self.tasks, self.size, self.seed = list(tasks), size, seed

@@ -9,9 +9,9 @@ deployed.
     the rate would be below `min_lr`  stop: the training ends (HAT, GPM)
                                       stay: the rate is min_lr, and patience has to run out once more (SPG)
 
-When a stage is over, by this or because its epochs are, network and method are put back to the best epoch. The method's
-whole state goes back with the weights, its own optimizer included: a path integral then ends where the weights are,
-and a memory holds what it held. So a task ends as if its training had ended with that epoch.
+When a stage ends, by this rule or because its epochs are over, network and method return to the best epoch. The
+method's whole state, including its own optimizer, returns with the weights: a path integral then ends where the weights
+are, and a memory holds what it held then. So a task ends as if its training had ended with that epoch.
 
               factor   patience   min_lr         at_min_lr
     HAT       3        5          1e-4           stop
@@ -37,13 +37,13 @@ from drcl.lab.training.settings import Training
 
 
 class Plateau:
-    """One stage of a task. `epoch` is told each validation loss; `scale` is what is left of the rate."""
+    """One stage of a task. `epoch` takes each validation loss; `scale` is the remaining share of the rate."""
 
     @classmethod
     def of(
         cls, schedule: str, training: Training, optimizer: torch.optim.Optimizer, state: dict[str, Any] | None
     ) -> Plateau | None:
-        """For a stage that begins, or one that goes on from `state`; None with other schedules."""
+        """For a stage that begins, or one that continues from `state`; None with other schedules."""
         if schedule != "plateau":
             return None
         first = optimizer.param_groups[0]
@@ -97,14 +97,14 @@ class Plateau:
         return stop
 
     def restore(self, method: Method) -> None:
-        """Network and method as they were after the best epoch."""
+        """Restore network and method to their state after the best epoch."""
         method.model.load_state_dict(self.kept["model"])
         method.load_state_dict(self.kept["method"])
         self.kept = {}
         method.restored()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed stage goes on from."""
+        """The state from which a resumed stage continues."""
         return {key: getattr(self, key) for key in ("last", "best", "waited", "falls", "kept")}
 
 

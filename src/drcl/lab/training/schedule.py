@@ -14,8 +14,8 @@ from drcl.lab.training.plateau import Plateau
 def schedule(
     optimizer: torch.optim.Optimizer, kind: str, at: Where, plateau: Plateau | None = None
 ) -> Callable[[], None]:
-    """A function that sets every group's rate for the step at hand. Groups keep their proportions; the rate they were
-    made with is written into them, so that an optimizer that outlives a task starts the next one afresh."""
+    """A function that sets every group's rate for the current step. Groups keep their proportions. The rate they were
+    made with is stored in them, so that an optimizer that outlives a task starts the next one with its full rate."""
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
 

@@ -1,5 +1,5 @@
-"""Settings of a run that do not belong to the method: how long and how fast each task is trained, which the benchmark
-says, and those that are the same for all that are compared."""
+"""Settings of a run that do not belong to the method: how long and how fast each task is trained, as the benchmark
+says, and settings that are the same for all methods in a comparison."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from drcl.lab.common.fields import option
 class Training:
     """How a run trains, measures and saves."""
 
-    device: str = option("cpu", 'where to train: "cpu", "cuda", "cuda:1", "mps", or "auto" for the best there is')
+    device: str = option("cpu", 'where to train: "cpu", "cuda", "cuda:1", "mps", or "auto" for the best available')
     precision: Literal["fp32", "bf16"] = option("fp32", "number format of the forward pass; weights stay float32")
-    optimizer: Literal["sgd", "adam", "adamw"] = option("sgd", "what makes the steps, for every method that lets it")
-    weight_decay: float = option(0.0, "weight decay of that optimizer")
-    first_epochs: int | None = option(None, "epochs of the first task; none: as many as the others")
+    optimizer: Literal["sgd", "adam", "adamw"] = option("sgd", "optimizer, for every method that allows a choice")
+    weight_decay: float = option(0.0, "weight decay of the optimizer")
+    first_epochs: int | None = option(None, "epochs of the first task; none: as many as for the others")
     first_lr: float | None = option(None, "learning rate of the first task; none: the benchmark's")
     first_momentum: float | None = option(None, "momentum of the first task, with SGD; none: the benchmark's")
-    later_lr: float | None = option(None, "learning rate from the second task on; none keeps the benchmark's")
+    later_lr: float | None = option(None, "learning rate from the second task on; none: the benchmark's")
     # None, and not a number, keeps the names of runs without this schedule as they are.
-    patience: int | None = option(None, "plateau: epochs without better validation loss until the rate falls; none: 5")
-    factor: float | None = option(None, "plateau: what the rate is divided by then; none: 3")
+    patience: int | None = option(None, "plateau: epochs without better validation loss before the rate falls; none: 5")
+    factor: float | None = option(None, "plateau: the number by which the rate is then divided; none: 3")
     min_lr: float | None = option(None, "plateau: the smallest rate; none: 0.0001")
     at_min_lr: Literal["stop", "stay"] | None = option(
-        None, "plateau: below that training stops, or stays there until patience runs out once more; none: stop"
+        None, "plateau: below min_lr, stop training, or stay at min_lr until patience runs out once more; none: stop"
     )
     clip: float | None = option(None, "largest gradient norm; longer gradients are scaled down")
-    deterministic: bool = option(True, "only algorithms that give the same bits every time")
+    deterministic: bool = option(True, "use only algorithms that give the same bits every time")
     evaluate: Literal["auto", "all", "ends"] = option(
-        "auto", "test sets after each task: all seen, or the new one only and all at the end (auto: online streams)"
+        "auto", "test sets after each task: all seen, or only the new one and all at the end (auto: ends if online)"
     )
     evaluate_on: Literal["test", "valid"] = option(
-        "test", "whose accuracy is measured; valid is for choosing settings and leaves the test sets unread"
+        "test", "data on which accuracy is measured; valid is for choosing settings and never reads the test sets"
     )
     evaluate_unseen: bool = option(False, "also test on tasks still to come, for forward transfer")
-    evaluate_batch: int = option(256, "images a batch when testing")
+    evaluate_batch: int = option(256, "images per batch when testing")
     first_epoch: bool = option(True, "test once more after the first epoch of a task (after-one-epoch accuracy)")
     step_norms: bool = option(False, "measure the length of every step (stiffness of long streams); slower")
     # From here on: how the run is carried out, which leaves its outcome alone.
-    threads: int | None = option(None, "CPU threads; none leaves torch's own choice")
+    threads: int | None = option(None, "CPU threads; none: torch chooses")
     log_every: int = option(100, "steps between two points of the training curve")
-    checkpoint_every: int | None = option(None, "steps between two checkpoints, beside those by time")
+    checkpoint_every: int | None = option(None, "steps between two checkpoints, in addition to those by time")
     checkpoint_seconds: float = option(60.0, "seconds between two checkpoints within a task")
     keep_checkpoint: bool = option(True, "keep the last checkpoint of a finished run")
 
@@ -63,7 +63,7 @@ class Training:
         if self.first_momentum is not None and self.optimizer != "sgd":
             raise ValueError(
                 f"training: first_momentum={self.first_momentum}: optimizer={self.optimizer} has no momentum to set; "
-                "leave it out, or take optimizer=sgd"
+                "leave it out, or use optimizer=sgd"
             )
         for key in ("weight_decay", "checkpoint_seconds"):
             if not getattr(self, key) >= 0:

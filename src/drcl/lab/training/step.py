@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from drcl.lab.common import parallel
 from drcl.lab.methods.base import Batch, Method
 from drcl.lab.training.cost import Cost
+from drcl.lab.training.samples import Look
 
 
 class Running:
@@ -32,7 +33,7 @@ class Running:
             self.images += images
 
     def point(self) -> tuple[float, float]:
-        """Mean loss and share of right answers since the last point; then begin anew."""
+        """Mean loss and share of right answers since the last point; then start again from zero."""
         loss = float(parallel.total(self.loss)) / self.steps if self.steps else math.nan
         hits = int(parallel.total(self.hits)) if self.images else 0
         accuracy = hits / self.images if self.images else math.nan
@@ -44,7 +45,7 @@ class Running:
         return loss, accuracy
 
     def glance(self) -> float:
-        """Mean loss so far, of this process alone."""
+        """Mean loss so far, in this process only."""
         return float(self.loss) / self.steps * parallel.world().size if self.steps else self.last
 
     def online_accuracy(self) -> float:
@@ -70,19 +71,26 @@ class Step:
         running: Running,
         cost: Cost,
         clip: float | None = None,
-        norms: bool = False,
+        look: Look | None = None,
     ) -> None:
         self.method, self.optimizer, self.cast, self.running, self.cost = method, optimizer, cast, running, cost
-        self.clip, self.norms = clip, norms
+        self.clip, self.look = clip, look
         self.parameters = list(method.model.parameters())
         self.device, self.online = method.setting.device, method.setting.online
         self.here = parallel.world()
 
     def __call__(self, batch: Batch) -> None:
-        method, here = self.method, self.here
         if self.device.type != "cpu":
             head = batch.head if isinstance(batch.head, int) else batch.head.to(self.device)
             batch = Batch(batch.x.to(self.device), batch.y.to(self.device), head)
+        if self.look is None or not self.look.wanted():
+            self._take(batch)
+            return
+        with self.look(batch, self.running.task):
+            self._take(batch)
+
+    def _take(self, batch: Batch) -> None:
+        method, here = self.method, self.here
         images = own = len(batch)
         batch = method.before_step(batch)
         whole, share = len(batch), 1.0
@@ -113,15 +121,7 @@ class Step:
             evaluations += 1
             return loss.detach()
 
-        before = self._trunk() if self.norms else []
         loss = method.step(self.optimizer, closure)
         method.after_step()
         self.cost.gradient_evaluations += evaluations
         self.running.add(loss if share == 1.0 else loss * share, hits, images)
-        if before:
-            pairs = zip(self._trunk(), before)
-            self.running.task["norm"] += math.sqrt(sum(float((p - q).double().square().sum()) for p, q in pairs))
-            self.running.task["steps"] += 1
-
-    def _trunk(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self.method.model.groups()["trunk"].values()]

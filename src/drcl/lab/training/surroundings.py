@@ -1,4 +1,4 @@
-"""Process-wide torch settings a run needs, given back as they were when it ends."""
+"""Process-wide torch settings that a run needs; they are restored when it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drcl.lab.training.settings import Training
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called `name`; among several processes of a machine each takes its own GPU."""
+    """The device called `name`. With several processes on one machine, each takes its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -31,7 +31,7 @@ def pick_device(name: str) -> torch.device:
 
 @contextmanager
 def surroundings(training: Training, device: torch.device) -> Iterator[None]:
-    """Threads, determinism and the global random generator, for the time of a run."""
+    """Set threads, determinism and the global random generator for the duration of a run."""
     threads = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic

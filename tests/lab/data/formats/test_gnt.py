@@ -30,5 +30,5 @@ def test_codes_and_characters(tmp_path: Path) -> None:
     assert is_hanzi("啊".encode("gbk"))  # the first of GB2312's characters
     assert not is_hanzi(b"A\0")
     assert not is_hanzi("，".encode("gbk"))
-    with pytest.raises(DataError, match="has the code ffff, which is no GB character"):
+    with pytest.raises(DataError, match="has the code ffff, which is not a GB character"):
         character(b"\xff\xff", tmp_path)

@@ -75,7 +75,7 @@ def test_other_versions(casia: Path) -> None:
             record("一", page(4, 4, 0)).replace(b"\x1a\0", b"\x1b\0", 1),
             "a record of 27 bytes cannot hold 4x4",
         ),
-        (struct.pack("<I", 26) + b"\xb0\xff" + struct.pack("<HH", 4, 4) + bytes(16), "no GB character"),
+        (struct.pack("<I", 26) + b"\xb0\xff" + struct.pack("<HH", 4, 4) + bytes(16), "not a GB character"),
     ],
 )
 def test_damaged_files(casia: Path, content: bytes, sentence: str) -> None:

@@ -19,3 +19,14 @@ def test_drift_shows_layers_and_all_weights_from_the_second_task(tmp_path):
     assert names == ["a", "b", "all weights"]
     np.testing.assert_allclose(values, [[0.2], [1.0], [0.8]])  # (20 + 300) / 400
     assert texts(drift.draw(runs)) == ["20", "100", "80"]
+
+
+def test_a_map_of_nothing_but_zeros_is_not_drawn(tmp_path):
+    write_run(tmp_path, "sgd", 0, R=R0)
+    write_run(tmp_path, "drcl", 0, R=R0)
+    runs = read.find([tmp_path])
+    drawn, zeros = group(runs)
+    assert drift.kept_any(drawn)
+    assert not drift.kept_any(zeros)
+    assert len(drift.draw(runs).axes) == 1
+    assert texts(drift.draw([zeros])) == ["no drift was recorded, or every weight moved"]

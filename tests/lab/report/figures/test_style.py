@@ -8,19 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
+from matplotlib.markers import MarkerStyle
 from PIL import Image
 from tests.lab.report.fake_runs import R0, write_run
 from tests.lab.report.figures.looking import contrast
 
 from drcl.lab.report import figures
 from drcl.lab.report.figures import accuracy_curves, matrix, style
-from drcl.lab.report.groups import group
+from drcl.lab.report.groups import Group, group
 from drcl.lab.runs import read
 
 
 def test_every_figure_saves_as_svg_and_png(runs, tmp_path):
     files = figures.save_all(runs, tmp_path / "figures")
-    assert len(files) == 2 * len(figures.FIGURES)
+    assert len([file for file in files if file.parent.name != "paper"]) == 2 * len(figures.FIGURES)
+    # Runs without the smaller tables still allow two figures of the paper and the outline of a third.
+    assert {file.stem for file in files if file.parent.name == "paper"} == {"fig1", "plas-stab", "matrix"}
     for file in files:
         if file.suffix == ".png":
             with Image.open(file) as image:
@@ -60,8 +63,34 @@ def test_twenty_methods_can_be_told_apart(tmp_path):
     assert len(figure.legends[0].get_texts()) == 20
 
 
+def _drawn(marker):
+    style = MarkerStyle(marker)
+    shape = style.get_path().transformed(style.get_transform())
+    return shape.vertices.round(3).tobytes(), None if shape.codes is None else shape.codes.tobytes()
+
+
+@pytest.mark.parametrize("known", [(), ("drcl", "sgd", "ewc", "joint")])
+def test_thirty_five_methods_have_a_colour_and_a_marker_each(known):
+    names = [*known, *(f"method-{k:02d}" for k in range(35 - len(known)))]
+    found = style.looks(Group("b", name, name, ()) for name in names).values()
+    assert len({look.tone.light for look in found}) == 35
+    assert len({look.tone.dark for look in found}) == 35
+    assert len({_drawn(look.marker) for look in found}) == 35
+    assert len({look.key for look in found}) == 35
+
+
+def test_many_panels_wrap_instead_of_growing_wide(tmp_path):
+    for k in range(7):
+        write_run(tmp_path, f"method-{k}", 0, R=R0)
+    figure = matrix.draw(read.find([tmp_path]))
+    with Image.open(style.save(figure, tmp_path / "matrix.png")) as image:
+        assert image.width <= 2000
+    assert len(figure.axes) == 7
+    assert len({ax.get_subplotspec().rowspan.start for ax in figure.axes}) == 3
+
+
 def test_lines_stand_out_from_the_ground_in_light_and_dark():
-    tones = {look for look in (*style._PALETTE, *style._OWN.values())}
+    tones = {look for look in (*style.PALETTE, *style.OWN.values())}
     for tone in tones:
         assert contrast(tone.light, style.CARD.light) >= 3, tone  # the guideline for graphics (WCAG 1.4.11)
         assert contrast(tone.dark, style.CARD.dark) >= 3, tone
@@ -86,7 +115,7 @@ def _dichromat(colour, kind):
 @pytest.mark.parametrize("kind", ["protan", "deutan"])
 def test_the_usual_methods_differ_for_the_colour_blind(kind):
     names = ("drcl", "sgd", "ewc")
-    seen = {name: np.cbrt(np.clip(_dichromat(style._OWN[name].light, kind), 0, 1)) for name in names}
+    seen = {name: np.cbrt(np.clip(_dichromat(style.OWN[name].light, kind), 0, 1)) for name in names}
     for a in names:
         for b in names:
             if a < b:

@@ -1,4 +1,4 @@
-"""Plain arrays from anywhere, brought to the one form of ``base``: uint8 [N, C, H, W] and int64 labels."""
+"""Plain arrays from anywhere, converted to the form of ``base``: uint8 [N, C, H, W] and int64 labels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def as_images(images: np.ndarray, what: str, layout: str | None = None) -> np.nd
 
 
 def as_bytes(x: np.ndarray, what: str) -> np.ndarray:
-    """uint8 as it is; floats in 0..1 scaled and rounded; integers in 0..255 converted; else refused."""
+    """uint8 unchanged; floats in 0..1 scaled and rounded; integers in 0..255 converted; anything else refused."""
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind not in "biuf":
@@ -70,7 +70,7 @@ def as_labels(labels: np.ndarray, count: int, what: str) -> np.ndarray:
     """int64 labels [N] or attributes [N, A], as many as there are images."""
     y = np.asarray(labels)
     if y.ndim not in (1, 2) or len(y) != count:
-        raise DataError(f"{what} has shape {y.shape} for {count:,} images; wanted one label an image.")
+        raise DataError(f"{what} has shape {y.shape} for {count:,} images; wanted one label per image.")
     if y.dtype.kind not in "biuf" or (y.dtype.kind == "f" and not np.array_equal(y, np.rint(y))):
         raise DataError(f"{what} has {y.dtype} values; labels are whole numbers.")
     if y.size and y.min() < 0:
@@ -134,7 +134,7 @@ def class_names(labels: Sequence[np.ndarray], given: Sequence[str] | None, where
 
 def _names(classes: np.ndarray, what: str) -> list[str]:
     if classes.ndim != 1 or classes.dtype.kind not in "USiu":
-        raise DataError(f"{what} has {classes.dtype} values of shape {classes.shape}; wanted one text a class.")
+        raise DataError(f"{what} has {classes.dtype} values of shape {classes.shape}; wanted one text per class.")
     with reading(what, "has names that are not text", "save them again as a string array"):
         return [str(name, "utf-8") if isinstance(name, bytes) else str(name) for name in classes.tolist()]
 

@@ -1,4 +1,4 @@
-"""CASIA's .gnt files: one record a character, with its size, GB code, width, height and pixels."""
+"""CASIA's .gnt files: one record per character, with its size, GB code, width, height and pixels."""
 
 from __future__ import annotations
 
@@ -50,4 +50,4 @@ def character(code: bytes, path: Path) -> str:
     try:
         return code.rstrip(b"\0").decode("gbk")
     except UnicodeDecodeError as broken:
-        raise DataError(f"{path} has the code {code.hex()}, which is no GB character.") from broken
+        raise DataError(f"{path} has the code {code.hex()}, which is not a GB character.") from broken

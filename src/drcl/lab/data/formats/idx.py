@@ -34,7 +34,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     size = math.prod(shape)
     if not size:
-        raise DataError(f"{path} announces {'x'.join(map(str, shape))} values, that is none; fetch it again.")
+        raise DataError(f"{path} announces {'x'.join(map(str, shape))} values, which is none; fetch it again.")
     if len(content) - header != size:
         raise DataError(
             f"{path} announces {'x'.join(map(str, shape))} = {size:,} values but holds "

@@ -65,10 +65,10 @@ def read_leaf(paths: list[Path]) -> Rows:
 def _samples(path: Path, user: str, samples: Any) -> tuple[list[Any], list[int]]:
     who = f"{path}: user {short(user)!r}"
     if samples is None:
-        raise DataError(f"{path} lists the user {short(user)!r} but has no data of theirs.")
+        raise DataError(f"{path} lists the user {short(user)!r} but has no data for this user.")
     x, y = (samples.get("x", []), samples.get("y", [])) if isinstance(samples, dict) else (None, None)
     if not isinstance(x, list) or not isinstance(y, list):
-        raise DataError(f"{who} has data that are no lists x and y; it is not a LEAF file.")
+        raise DataError(f"{who} has data that are not lists x and y; it is not a LEAF file.")
     if len(x) != len(y):
         raise DataError(f"{who} has {len(x)} inputs but {len(y)} labels.")
     for label in y:

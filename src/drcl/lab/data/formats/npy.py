@@ -1,6 +1,6 @@
-"""numpy's .npy and .npz files, read here because ``numpy.load`` makes room for whatever a header announces.
+"""numpy's .npy and .npz files, read here because ``numpy.load`` reserves memory for whatever a header announces.
 
-An array is read only if its header agrees with the bytes that are really there. Pickles are never opened.
+An array is read only if its header agrees with the bytes that the file really has. Pickles are never opened.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def as_split(samples: Iterable[tuple[Any, Any]], what: str) -> Split:
         if images and pixels.shape != images[0].shape:
             raise DataError(
                 f"{what}, sample {number} has shape {pixels.shape} but the first has {images[0].shape}; "
-                "resize them to one in the data set's transform."
+                "resize all to one size in the data set's transform."
             )
         images.append(pixels)
         with reading(f"{what}, sample {number}", "has no label that can be read", "give whole numbers"):
@@ -57,5 +57,5 @@ def as_split(samples: Iterable[tuple[Any, Any]], what: str) -> Split:
     if not images:
         raise DataError(f"{what} has no samples.")
     if len({label.shape for label in labels}) > 1:
-        raise DataError(f"{what} has labels of different shapes; wanted one whole number an image, or its attributes.")
+        raise DataError(f"{what} has labels of different shapes; wanted one whole number per image, or its attributes.")
     return Split(np.stack(images), as_labels(np.stack(labels), len(images), f"{what}'s labels"))

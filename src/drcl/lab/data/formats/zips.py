@@ -1,4 +1,4 @@
-"""The directory of a zip file, which has no checksum of its own and is therefore looked at twice."""
+"""The directory of a zip file, which has no checksum of its own and is therefore checked twice."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ LONGEST_END = 22 + 65_535 + 20 + 56  # bytes: the last record with the longest c
 def members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
     """Everything in ``archive``. Its directory must have as many entries as the last record says.
 
-    zipfile reads what the directory shows; an entry that damage hid, say in the comment of the one before, is just
-    not there. The number in the last record has 16 bits, or 64 in a record of its own.
+    zipfile reads what the directory shows. It misses an entry that damage has hidden, for example in the comment of the
+    previous one. The number in the last record has 16 bits, or 64 in its own record.
     """
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - LONGEST_END))

@@ -1,1 +1,1 @@
-"""One file a data set; every module here is imported and registers itself."""
+"""One file per data set; every module here is imported and registers itself."""

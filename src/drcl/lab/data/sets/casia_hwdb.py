@@ -1,4 +1,4 @@
-"""CASIA-HWDB: scans of handwritten Chinese characters, one .gnt file a writer, versions 1.0, 1.1 and 1.2."""
+"""CASIA-HWDB: scans of handwritten Chinese characters, one .gnt file per writer, versions 1.0, 1.1 and 1.2."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def folder(
     budget: int | None = None,
     name: str | None = None,
 ) -> DataSet:
-    """Images [N, channels, size, size] from ``train`` and ``test`` (or ``val``), one folder a class in each.
+    """Images [N, channels, size, size] from ``train`` and ``test`` (or ``val``), one folder per class in each.
 
     With ``train``, ``valid`` (or ``val``) and ``test`` all three are read. ``size`` may be left out when all
     pictures have one size; ``fit="crop"`` takes the central square, ``"squash"`` the whole picture.
@@ -40,7 +40,7 @@ def folder(
         raise DataError(f"channels={channels!r} must be 1 (grey) or 3 (colour).")
     there = [part for part in ("train", *TEST_NAMES) if (home / part).is_dir()]
     if "train" not in there or len(there) < 2:
-        raise DataError(f"{home} needs folders train and test (or val), each with one folder a class; has {there}.")
+        raise DataError(f"{home} needs folders train and test (or val), each with one folder per class; has {there}.")
     test = next(part for part in TEST_NAMES if part in there)
     valid = next((part for part in ("valid", "val") if part in there and part != test), None)
     classes = sorted(inner.name for inner in (home / "train").iterdir() if inner.is_dir())
@@ -62,5 +62,7 @@ def folder(
     train = split("train")
     tested = split(test)
     if train.images.shape[1:] != tested.images.shape[1:]:
-        raise DataError(f"{home}: train and {test} pictures have different sizes; give size= to bring them to one.")
+        raise DataError(
+            f"{home}: train and {test} pictures have different sizes; give size= to resize all to one size."
+        )
     return DataSet(name or home.name, train, tested, tuple(classes), split(valid) if valid else None)

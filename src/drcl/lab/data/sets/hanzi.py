@@ -1,7 +1,7 @@
 """Rendered Chinese characters: thousands of classes from stroke data, written by simulated writers.
 
-Synthetic, and labelled so: a result on it says nothing about CASIA-HWDB's scans. The stroke data is that of
-hanzi-writer-data, derived from Make Me a Hanzi and Arphic's fonts (Arphic Public License).
+The data are synthetic and labelled as such: a result on them says nothing about CASIA-HWDB's scans. The stroke data is
+that of hanzi-writer-data, derived from Make Me a Hanzi and Arphic's fonts (Arphic Public License).
 """
 
 from __future__ import annotations

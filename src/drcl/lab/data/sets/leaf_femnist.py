@@ -36,7 +36,7 @@ def leaf_femnist(root: Path) -> DataSet:
     for part, samples in rows.items():
         if any(not isinstance(x, list) or len(x) != 28 * 28 for x in samples.x):
             raise DataError(f"leaf-femnist {part}: an image does not have 784 values; get it again.")
-        with reading(f"leaf-femnist {part}", "has values that are no numbers in 0..1"):
+        with reading(f"leaf-femnist {part}", "has values that are not numbers in 0..1"):
             values = np.array(samples.x, np.float64).reshape(-1, 1, 28, 28)
         images = as_bytes(values, f"leaf-femnist {part}")
         labels = np.array(samples.y, np.int64)

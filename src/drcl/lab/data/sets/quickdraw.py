@@ -1,4 +1,4 @@
-"""Quick, Draw!: doodles of 345 things, as the official 28x28 bitmaps, one .npy file a class (Google)."""
+"""Quick, Draw!: doodles of 345 things, as the official 28x28 bitmaps, one .npy file per class (Google)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drcl.lab.data.sources import Download, Npm
 
 PIXELS = 28 * 28
 ADDRESS = "https://storage.googleapis.com/quickdraw_dataset/full/numpy_bitmap"
-HEAD = 1_000  # drawings a class that are fetched from the official files, which hold about 150,000 each
+HEAD = 1_000  # drawings per class that are fetched from the official files, which hold about 150,000 each
 PREFIX = "full_numpy_bitmap_"  # some official copies carry it in their file names
 
 
@@ -45,7 +45,7 @@ def trim(folder: Path) -> None:
 
 
 def from_package(folder: Path) -> None:
-    """Rewrite the package's lists of grey values, one file a class, as bitmaps in the official form."""
+    """Rewrite the package's lists of grey values, one file per class, as bitmaps in the official form."""
     for path in sorted(folder.glob("*.ndjson.gz")):
         values = np.array([json.loads(line) for line in read_lines(path)])
         if values.ndim != 2 or values.shape[1] != PIXELS or not (values.min() >= 0 and values.max() < 1):
@@ -81,7 +81,7 @@ def from_package(folder: Path) -> None:
 def quickdraw(root: Path, per_class: int = HEAD) -> DataSet:
     """Images [N, 1, 28, 28], ink bright on black: the first ``per_class`` drawings of each class there is.
 
-    There is no official split: the last fifth of them is for testing. The package has 100 drawings a class,
+    There is no official split: the last fifth of them is for testing. The package has 100 drawings per class,
     drawn again from the official strokes; the official files have many more.
     """
     if per_class < 2:

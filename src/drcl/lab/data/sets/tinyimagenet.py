@@ -82,7 +82,7 @@ def _validation(folder: Path, label_of: dict[str, int]) -> tuple[list[Path], lis
             paths.append(path)
             labels.append(label_of[fields[1]])
         return paths, labels
-    for name, label in label_of.items():  # a common rearrangement: one folder a class
+    for name, label in label_of.items():  # a common rearrangement: one folder per class
         inner = folder / name
         if not inner.is_dir():
             raise DataError(f"{folder} has neither val_annotations.txt nor a folder for class {name}.")

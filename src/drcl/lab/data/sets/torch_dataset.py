@@ -1,4 +1,4 @@
-"""Any torch Dataset of (picture, label): its pictures are taken once and kept as bytes."""
+"""Any torch Dataset of (picture, label): its pictures are read once and kept as bytes."""
 
 from __future__ import annotations
 

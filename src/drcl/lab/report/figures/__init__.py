@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from drcl.lab.report.figures import accuracy_curves, cost, drift, forgetting, matrix, movement, time_parts
+from drcl.lab.report.figures import accuracy_curves, cost, drift, forgetting, matrix, movement, paper, time_parts
 from drcl.lab.report.figures.style import save
 from drcl.lab.runs.read import Run
 
@@ -21,10 +22,11 @@ FIGURES = {
 
 
 def save_all(runs: Iterable[Run], folder: str | Path, formats: Iterable[str] = ("svg", "png")) -> list[Path]:
-    """Every figure in every format below ``folder``; returns the files."""
+    """Save every figure in every format below ``folder``, and the paper's figures in ``paper/`` if the runs allow it;
+    returns the files."""
     runs, formats = list(runs), list(formats)
-    return [
-        save(module.draw(runs), Path(folder) / f"{name}.{ending}")
-        for name, module in FIGURES.items()
-        for ending in formats
-    ]
+    drawn = {name: module.draw(runs) for name, module in FIGURES.items()}
+    for name, figure in paper.FIGURES.items():
+        with suppress(paper.NotEnough):
+            drawn[f"paper/{name}"] = figure.draw(runs)
+    return [save(figure, Path(folder) / f"{name}.{ending}") for name, figure in drawn.items() for ending in formats]

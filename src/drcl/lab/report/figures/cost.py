@@ -1,4 +1,4 @@
-"""Figure: what accuracy costs. One point a method: time to learn against final average accuracy."""
+"""Figure: what accuracy costs. One point per method: time to learn against final average accuracy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drcl.lab.report.figures import style
-from drcl.lab.report.groups import group
-from drcl.lab.report.table import Row, rows
+from drcl.lab.report.figures import marks, style
+from drcl.lab.report.groups import Group, group
+from drcl.lab.report.table import Row, Statistic, rows
 from drcl.lab.runs.read import Run
 
 TITLE = "Accuracy against time"
@@ -21,13 +21,13 @@ def _points(table: Iterable[Row]) -> list[Row]:
 
 
 def _unit(points: list[Row]) -> tuple[str, str]:
-    """Multiples of SGD's time where every point has one, else seconds."""
+    """Multiples of SGD's time if every point has one, otherwise seconds."""
     if all(not math.isnan(row.values["relative_time"].mean) for row in points):
         return "relative_time", "time to learn, multiple of SGD's"
     return "learning_seconds", "time to learn, seconds"
 
 
-def draw(runs: Iterable[Run], looks: Mapping[str, style.Look] | None = None) -> Figure:
+def draw(runs: Iterable[Run | Group], looks: Mapping[str, style.Look] | None = None) -> Figure:
     """A panel for each benchmark among ``runs``."""
     runs = list(runs)
     looks = looks or style.looks(group(runs))
@@ -49,11 +49,11 @@ def _panel(ax: Axes, points: list[Row], looks: Mapping[str, style.Look], direct:
     key, label = _unit(points)
     for row in points:
         look, x, y = looks[row.label], row.values[key], row.values["average_accuracy"].scaled(100)
-        ax.errorbar(
+        drawn = ax.errorbar(
             x.mean,
             y.mean,
-            xerr=None if math.isnan(x.deviation) else x.deviation,
-            yerr=None if math.isnan(y.deviation) else y.deviation,
+            xerr=_reach(x, math.inf),
+            yerr=_reach(y, 100),
             color=look.colour,
             marker=look.marker,
             markersize=7,
@@ -62,6 +62,9 @@ def _panel(ax: Axes, points: list[Row], looks: Mapping[str, style.Look], direct:
             elinewidth=1,
             linestyle="",
         )
+        marks.belongs(look, drawn.lines[0], *drawn.lines[1], *drawn.lines[2])
+        unit = f"{x.mean:.2f} times SGD" if key == "relative_time" else f"{x.mean:.1f} s"
+        marks.says(ax, x.mean, y.mean, f"{row.label}: {y.mean:.1f} % in {unit}", look.key)
     times = [row.values[key].mean for row in points]
     if max(times) > 5 * min(times) > 0:
         ax.set_xscale("log")
@@ -76,6 +79,13 @@ def _panel(ax: Axes, points: list[Row], looks: Mapping[str, style.Look], direct:
         _name(ax, points, key, looks)
 
 
+def _reach(value: Statistic, most: float) -> list[list[float]] | None:
+    """How far an error bar goes down and up: one deviation, but never beyond possible values."""
+    if math.isnan(value.deviation):
+        return None
+    return [[min(value.deviation, value.mean)], [min(value.deviation, most - value.mean)]]
+
+
 def _name(ax: Axes, points: list[Row], key: str, looks: Mapping[str, style.Look]) -> None:
     low, high = ax.get_ylim()
     heights = {row.label: 100 * row.values["average_accuracy"].mean for row in points}
@@ -84,7 +94,7 @@ def _name(ax: Axes, points: list[Row], key: str, looks: Mapping[str, style.Look]
         x = row.values[key].mean
         across = ax.transLimits.transform((math.log10(x) if ax.get_xscale() == "log" else x, 0))[0]
         left = across > 0.7
-        ax.annotate(
+        name = ax.annotate(
             row.label,
             (x, places[row.label]),
             xytext=(-8 if left else 8, 0),
@@ -94,9 +104,10 @@ def _name(ax: Axes, points: list[Row], key: str, looks: Mapping[str, style.Look]
             color=looks[row.label].colour,
             fontweight="normal" if looks[row.label].reference else "bold",
         )
+        marks.belongs(looks[row.label], name)
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     points = _points(rows(list(runs)))
     key, label = _unit(points)
     parts = [

@@ -7,19 +7,20 @@ from collections.abc import Iterable, Mapping
 from matplotlib.figure import Figure
 
 from drcl.lab.report.figures import curves, style
+from drcl.lab.report.groups import Group
 from drcl.lab.runs import metrics
 from drcl.lab.runs.read import Run
 
 TITLE = "Accuracy lost on earlier tasks"
 
 
-def draw(runs: Iterable[Run], looks: Mapping[str, style.Look] | None = None) -> Figure:
+def draw(runs: Iterable[Run | Group], looks: Mapping[str, style.Look] | None = None) -> Figure:
     """A panel for each benchmark, a line for each method."""
-    return curves.draw(runs, _curve, "forgetting, points", looks)
+    return curves.draw(runs, _curve, "forgetting, points", looks, limits=(-100, 100))
 
 
-def describe(runs: Iterable[Run]) -> str:
-    """What the picture shows, for who does not see it."""
+def describe(runs: Iterable[Run | Group]) -> str:
+    """What the picture shows, for readers who cannot see it."""
     return curves.describe(runs, _curve, "forgetting in points")
 
 

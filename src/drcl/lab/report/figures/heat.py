@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from drcl.lab.report.figures import style
+from drcl.lab.report.figures import marks, style
 
 _READABLE = 14  # columns
 _VECTOR = 32  # cells a side beyond which a picture is smaller than shapes
 
 
-def cells(ax: Axes, values: np.ndarray) -> None:
-    """Draw ``values`` in [0, 1], row 0 on top; NaN stays empty."""
+def cells(ax: Axes, values: np.ndarray, words: Callable[[int, int], str] | None = None) -> None:
+    """Draw ``values`` in [0, 1], row 0 on top; NaN stays empty. ``words`` says what the cell (row, column) is."""
     rows, columns = values.shape
     if max(rows, columns) <= _VECTOR:
         for i, j in zip(*np.nonzero(~np.isnan(values))):
             # A little smaller than the cell: the ground shows between them, whatever its colour is.
             colour = style.HEAT_MAP(float(values[i, j]))
             ax.add_patch(Rectangle((j + 0.03, i + 0.03), 0.94, 0.94, facecolor=colour, linewidth=0))
+            if words is not None:
+                marks.says(ax, j, i, f"{words(int(i), int(j))}: {100 * values[i, j]:.1f} %", size=(1.0, 1.0))
     else:
         picture = np.ma.masked_invalid(values)
         extent = (0, columns, rows, 0)

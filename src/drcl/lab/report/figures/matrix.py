@@ -1,4 +1,4 @@
-"""Figure: the accuracy matrix of each method, in the mean over its seeds."""
+"""Figure: the accuracy matrix of each method, averaged over its seeds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from matplotlib.figure import Figure
 
 from drcl.lab.report.figures import heat, style
+from drcl.lab.report.groups import Group
 from drcl.lab.runs.read import Run
 
 TITLE = "Accuracy on each task after each task"
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """A panel for each method and benchmark among ``runs``."""
     groups = style.drawable(runs)
     several = len({g.benchmark for g in groups}) > 1
@@ -23,7 +24,7 @@ def draw(runs: Iterable[Run]) -> Figure:
             return style.nothing(figure, axes[0], "no finished run")
         for ax, g in zip(axes, groups):
             values = g.matrix()
-            heat.cells(ax, values)
+            heat.cells(ax, values, lambda i, j: f"task {j + 1} after task {i + 1}")
             numbers = [str(t + 1) for t in range(len(values))]
             ax.set_xticks(*heat.ticks(numbers))
             ax.set_yticks(*heat.ticks(numbers))
@@ -33,7 +34,7 @@ def draw(runs: Iterable[Run]) -> Figure:
         return figure
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     parts = []
     for g in style.drawable(runs):
         last = ", ".join(f"{100 * value:.0f}" for value in g.matrix()[-1])

@@ -1,7 +1,6 @@
-"""How every figure looks: one colour, marker and dash a method, the same in all of them, and calm axes.
+"""How every figure looks: one colour and marker per method, the same in all of them, and calm axes.
 
-The colours follow Okabe, Ito and Tol, so that they stay apart for colour-blind readers; marker and dash tell
-methods apart a second time. Colours are known by a name, so that a page can change them in the dark.
+The colours are in ``palette``. Marker and dash separate methods a second time.
 """
 
 from __future__ import annotations
@@ -16,49 +15,14 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
+from drcl.lab.report.figures.marks import belongs
+from drcl.lab.report.figures.palette import CARD, DASHES, GRID, INK, MARKERS, MUTED, OWN, PALETTE, Tone
 from drcl.lab.report.groups import Group
 from drcl.lab.report.table import REFERENCES, rows
 from drcl.lab.runs.read import Run
-
-
-@dataclass(frozen=True)
-class Tone:
-    """A colour by its name on a page, in the light and in the dark."""
-
-    name: str
-    light: str
-    dark: str
-
-
-INK = Tone("ink", "#1f2630", "#e6e9ee")
-MUTED = Tone("muted", "#667080", "#98a2b3")
-GRID = Tone("grid", "#e4e8ee", "#2a313c")
-
-CARD = Tone("card", "#ffffff", "#191f27")  # what figures lie on
-
-# The first ones belong to the methods that nearly every comparison holds.
-_BLUE = Tone("blue", "#0072b2", "#58b0ea")
-_AMBER = Tone("amber", "#c98500", "#f0b43c")
-_GREEN = Tone("green", "#009e73", "#3fcf9f")
-_GREY = Tone("grey", "#7c8593", "#a9b1bd")
-_PALETTE = (
-    Tone("vermilion", "#d55e00", "#ff8f47"),
-    Tone("purple", "#b0578d", "#e6a3c8"),
-    Tone("sky", "#3a98d0", "#9bd6f7"),
-    Tone("wine", "#882255", "#ec82ae"),
-    Tone("olive", "#7d7d1c", "#cfcf62"),
-    Tone("indigo", "#4b3fa8", "#ab9ff7"),
-    Tone("teal", "#26837a", "#73d8cd"),
-    Tone("brown", "#8c5a2b", "#c99a6b"),
-    _GREEN,
-    _BLUE,
-    _AMBER,
-)
-_OWN = {"drcl": _BLUE, "sgd": _AMBER, "ewc": _GREEN, "joint": _GREY}
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 LEVELS = 51  # steps of a heat map: two points of accuracy each
 _HEAT_LIGHT = ("#f0f4f9", "#9cc3e4", "#2a70ab", "#0b3f73")
@@ -73,7 +37,7 @@ HEAT_MAP = ListedColormap([tone.light for tone in HEAT], name="drcl").with_extre
 ON_LOW = Tone("on-low", "#101820", "#f4f7fb")  # text on the pale end of the heat map, and on its strong end
 ON_HIGH = Tone("on-high", "#fefefe", "#081018")
 
-TONES = (INK, MUTED, GRID, CARD, _GREY, *_PALETTE, *HEAT, ON_LOW, ON_HIGH)
+TONES = (INK, MUTED, GRID, CARD, OWN["joint"], *PALETTE, *HEAT, ON_LOW, ON_HIGH)
 
 WIDTH, HEIGHT = 4.3, 3.0  # inches of one panel: its text is readable on a phone and not loud on a desk
 
@@ -83,34 +47,42 @@ class Look:
     """How one method is drawn."""
 
     tone: Tone
-    marker: str
+    marker: Any
     dash: Any
     reference: bool
+    key: str  # the method's name inside a page, where its own may hold anything
 
     @property
     def colour(self) -> str:
         return self.tone.light
 
 
+_PLAIN = 11  # tones that are easily told from each other; further ones get another dash as well
+
+
 def looks(groups: Iterable[Group]) -> dict[str, Look]:
-    """A look for each label. A known method keeps its colour whatever else is drawn beside it."""
+    """A look for each label. A known method keeps its colour, whatever else is drawn.
+
+    Up to ``len(MARKERS)`` methods each have their own colour and marker.
+    """
     methods = dict(sorted({g.label: g.method for g in groups}.items()))
     first: dict[str, str] = {}
     for label, method in methods.items():
-        if method in _OWN:
+        if method in OWN:
             first.setdefault(method, label)
-    taken = {_OWN[method] for method in first}
-    free = [tone for tone in _PALETTE if tone not in taken] or list(_PALETTE)
+    taken = {OWN[method] for method in first}
+    free = [tone for tone in PALETTE if tone not in taken]
     found: dict[str, Look] = {}
     others = 0
     for index, (label, method) in enumerate(methods.items()):
         if first.get(method) == label:
-            tone, dash = _OWN[method], _DASHES[0]
+            tone, dash = OWN[method], DASHES[0]
         else:
-            tone, dash = free[others % len(free)], _DASHES[(others // len(free)) % len(_DASHES)]
+            tone, dash = free[others % len(free)], DASHES[(others // _PLAIN) % len(DASHES)]
             others += 1
         reference = method in REFERENCES
-        found[label] = Look(tone, _MARKERS[index % len(_MARKERS)], _DASHES[2] if reference else dash, reference)
+        marker = MARKERS[index % len(MARKERS)]
+        found[label] = Look(tone, marker, DASHES[2] if reference else dash, reference, f"m{index}")
     return found
 
 
@@ -156,19 +128,25 @@ def styled() -> Iterator[None]:
         yield
 
 
+_ABREAST = 3  # panels in a row: beyond that a figure is too wide for any page
+
+
 def panels(titles: Sequence[str], width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:
-    """A figure with one panel a title, side by side; a single panel needs none."""
-    figure = Figure(figsize=(width * max(1, len(titles)), height), layout="constrained")
+    """A figure with one panel per title, in rows of three; a single panel needs no title."""
+    count = max(1, len(titles))
+    across = min(count, _ABREAST)
+    down = -(-count // across)
+    figure = Figure(figsize=(width * across, height * down), layout="constrained")
     figure.patch.set_facecolor("none")
-    axes = [figure.add_subplot(1, max(1, len(titles)), k + 1) for k in range(max(1, len(titles)))]
+    axes = [figure.add_subplot(down, across, k + 1) for k in range(count)]
     for ax, title in zip(axes, titles):
         ax.patch.set_facecolor("none")
         if len(titles) > 1:
-            ax.set_title(title, loc="left", color=INK.light)
+            ax.set_title(short(title, room=40), loc="left", color=INK.light)
     return figure, axes
 
 
-def drawable(runs: Iterable[Run]) -> list[Group]:
+def drawable(runs: Iterable[Run | Group]) -> list[Group]:
     """Groups with a finished run, in the order of the table."""
     return [row.group for row in rows(runs) if row.group is not None and row.group.finished]
 
@@ -188,7 +166,7 @@ def nothing(figure: Figure, ax: Axes, sentence: str) -> Figure:
 
 
 def spread(wanted: Mapping[str, float], gap: float) -> dict[str, float]:
-    """Move labels apart until neighbours are ``gap`` apart, each staying as near to its wish as it can."""
+    """Move labels apart until neighbours are ``gap`` apart, each as close as possible to its wanted place."""
     clusters: list[tuple[list[str], float]] = []  # members in order, and where the lowest one goes
     for name in sorted(wanted, key=lambda n: wanted[n]):
         members, start = [name], wanted[name]
@@ -204,29 +182,31 @@ _NAME = 18  # letters of a name that fit beside a figure
 
 
 def named_directly(labels: Sequence[str]) -> bool:
-    """Whether names fit at their lines and points; else a legend below holds them."""
+    """Whether names fit at their lines and points; otherwise they go into a legend below."""
     return len(labels) <= _DIRECT and all(len(label) <= 12 for label in labels)
 
 
 def short(name: str, room: int = _NAME) -> str:
-    """A name that fits: its middle goes first, for layers and options differ at their ends."""
+    """A name that fits: its middle is cut first, because layers and options differ at their ends."""
     return name if len(name) <= room else name[: room // 2 - 1] + "…" + name[-(room // 2) :]
 
 
 def legend(figure: Figure, labels: Sequence[str], looks: Mapping[str, Look]) -> None:
-    """A legend of methods below the panels, on ground of its own."""
+    """A legend of methods below the panels, on its own background."""
     labels = list(dict.fromkeys(labels))
     handles: list[Any] = [
         Line2D([], [], color=looks[label].colour, linestyle=looks[label].dash, marker=looks[label].marker)
         for label in labels
     ]
-    text_legend(figure, handles, labels, columns=2 if max(map(len, labels)) > 14 else 3)
+    drawn = text_legend(figure, handles, labels, columns=2 if max(map(len, labels)) > 14 else 3)
+    for label, line, words in zip(labels, drawn.get_lines(), drawn.get_texts()):
+        belongs(looks[label], line, words)
 
 
-def text_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+def text_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> Legend:
     rows_needed = -(-len(labels) // columns)
     figure.set_figheight(figure.get_figheight() + 0.17 * rows_needed)
-    figure.legend(
+    return figure.legend(
         handles,
         [short(label, room=14 if columns > 2 else 24) for label in labels],
         loc="outside lower center",
@@ -238,7 +218,7 @@ def text_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], c
 
 
 def task_ticks(ax: Axes, tasks: int) -> None:
-    """Tasks count from 1 for the reader; not more than some ten of them are numbered."""
+    """Tasks count from 1 for the reader; only about ten of them are numbered."""
     step = max(1, -(-tasks // 10))
     ax.set_xticks([t for t in range(0, tasks) if t % step == 0 or (t == tasks - 1 and (tasks - 1) % step > step / 2)])
     ax.set_xticklabels([str(int(t) + 1) for t in ax.get_xticks()])

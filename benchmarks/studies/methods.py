@@ -1,0 +1,184 @@
+"""Every method of the laboratory on two small benchmarks: accuracy, forgetting, time and memory in one table.
+
+    python benchmarks/studies/methods.py run    [--methods a,b] [--benchmarks a,b] [--out runs/methods]
+    python benchmarks/studies/methods.py speed  [--rounds 2]
+
+`run`: five trials per method (`drcl tune`: first three tasks of seed 100, validation data), then seeds 0 to 2 on the
+test data. A method without a strength is run as it is. `speed`: short runs of SGD and of the method by turns; the
+machine must have nothing else to do. Both add rows to csv files in results/methods (`--records`) as they finish and
+skip what is there, so that the same command goes on where it stopped. `make tables` writes docs/methods.md from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from drcl.lab import methods
+from drcl.lab.runs.config import RunConfig
+from drcl.lab.runs.execute import execute
+from drcl.lab.runs.read import Run
+from drcl.lab.sweeps import sweep, workers
+from drcl.lab.sweeps.tune import Tuning
+
+BENCHMARKS = ("digits-permuted", "mnist-split")
+SEEDS = (0, 1, 2)
+TUNING = {"budget": 5, "seed": 100}
+RECORDS = Path(__file__).resolve().parents[2] / "results/methods"
+SHORT = {"benchmark.tasks": 3, "training.keep_checkpoint": False}
+RUN = ("benchmark", "method", "knob", "value", "validation", "seed", "accuracy", "transfer", "state_bytes", "failed")
+SPEED = ("benchmark", "method", "round", "seconds", "sgd_seconds")
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def add(path: Path, columns: Iterable[str], new: Iterable[dict[str, Any]]) -> None:
+    fresh = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, list(columns), lineterminator="\n")
+        if fresh:
+            table.writeheader()
+        table.writerows(new)
+
+
+def study(benchmark: str, method: str, out: Path) -> list[dict[str, Any]]:
+    """Tune one method and run it with every seed: a row per seed, or one row that says why not."""
+    row: dict[str, Any] = {"benchmark": benchmark, "method": method, "knob": "", "value": "", "validation": ""}
+    given: dict[str, Any] = {"training.keep_checkpoint": False}
+    try:
+        RunConfig.make(benchmark, method, 0, given)
+        if methods.get(method).tunes is not None:
+            tuning = Tuning(benchmark, [method], out / benchmark / method, options=given, **TUNING)
+            trials = tuning.run(workers.here)
+            best = tuning.best(trials).get(method)
+            if best is None:
+                return [row | {"failed": trials[0].outcome}]
+            given[f"method.{best.key}"] = best.value
+            row |= {"knob": best.key, "value": f"{best.value:g}", "validation": f"{100 * best.score:.2f}"}
+    except ValueError as refusal:
+        return [row | {"failed": str(refusal)}]
+    todo = sweep.jobs([RunConfig.make(benchmark, method, seed, given) for seed in SEEDS], out / benchmark)
+    outcome = sweep.run(todo, workers.here)
+    reasons = {job.directory: why for job, why in outcome.failed}
+    found = []
+    for seed, job in zip(SEEDS, todo):
+        if not job.finished:
+            found.append(row | {"seed": seed, "failed": reasons.get(job.directory, "not finished")})
+            continue
+        run = Run.read(job.directory)
+        measured = {
+            "accuracy": f"{100 * run.value('average_accuracy'):.2f}",
+            "transfer": f"{100 * run.value('backward_transfer'):.2f}",
+            "state_bytes": int(run.value("state_bytes")),
+        }
+        found.append(row | {"seed": seed} | measured)
+    return found
+
+
+def run(args: argparse.Namespace) -> None:
+    path = args.records / "runs.csv"
+    for method in args.methods:
+        for benchmark in args.benchmarks:
+            if any(row["benchmark"] == benchmark and row["method"] == method for row in rows(path)):
+                continue
+            new = study(benchmark, method, args.out)
+            add(path, RUN, new)
+            print(benchmark, method, [row.get("accuracy") or row.get("failed") for row in new], flush=True)
+
+
+def seconds(benchmark: str, method: str, value: dict[str, Any]) -> float:
+    """How long learning takes, evaluation left out."""
+    with TemporaryDirectory() as folder:
+        directory = Path(folder) / "run"
+        execute(RunConfig.make(benchmark, method, 0, {**SHORT, **value}), directory)
+        return float(Run.read(directory).value("learning_seconds"))
+
+
+def speed(args: argparse.Namespace) -> None:
+    path = args.records / "speed.csv"
+    chosen = {
+        (row["benchmark"], row["method"]): {f"method.{row['knob']}": float(row["value"])} if row["knob"] else {}
+        for row in rows(args.records / "runs.csv")
+        if row["accuracy"]
+    }
+    for (benchmark, method), value in chosen.items():
+        if method not in args.methods or benchmark not in args.benchmarks:
+            continue
+        if any(row["benchmark"] == benchmark and row["method"] == method for row in rows(path)):
+            continue
+        new = []
+        for k in range(args.rounds):
+            pair = {"sgd_seconds": seconds(benchmark, "sgd", {}), "seconds": seconds(benchmark, method, value)}
+            new.append({"benchmark": benchmark, "method": method, "round": k} | pair)
+        add(path, SPEED, new)
+        print(benchmark, method, [f"{row['seconds'] / row['sgd_seconds']:.2f}" for row in new], flush=True)
+
+
+def cells(benchmark: str, method: str, records: Path) -> list[str]:
+    """Accuracy and backward transfer of one method on one benchmark."""
+    mine = [r for r in rows(records / "runs.csv") if r["benchmark"] == benchmark and r["method"] == method]
+    done = [r for r in mine if r["accuracy"]]
+    if not done:
+        return ["needs task ids" if mine and "told the task" in mine[0]["failed"] else "failed" if mine else "", ""]
+    accuracy = [float(r["accuracy"]) for r in done]
+    spread = f" ± {statistics.stdev(accuracy):.1f}" if len(accuracy) > 1 else ""
+    few = f" ({len(done)} of {len(mine)} seeds)" if len(done) < len(mine) else ""
+    transfer = [float(r["transfer"]) for r in done]
+    told = "" if any(t != t for t in transfer) else f"{statistics.mean(transfer):+.1f}".replace("-", "−")
+    return [f"{statistics.mean(accuracy):.1f}{spread}{few}", told]
+
+
+def cost(method: str, records: Path) -> list[str]:
+    """Time as a multiple of SGD's on both benchmarks, bytes kept between the tasks of mnist-split."""
+    told = []
+    for benchmark in BENCHMARKS:
+        pairs = [r for r in rows(records / "speed.csv") if r["benchmark"] == benchmark and r["method"] == method]
+        ratio = [float(r["seconds"]) / float(r["sgd_seconds"]) for r in pairs]
+        told.append(f"{min(ratio):.1f}" if ratio else "")
+    mine = [r for r in rows(records / "runs.csv") if r["method"] == method and r["state_bytes"]]
+    last = [int(r["state_bytes"]) for r in mine if r["benchmark"] == BENCHMARKS[-1]]
+    return [*told, f"{max(last) / 1e6:.2f}" if last else ""]
+
+
+def markdown(records: Path = RECORDS) -> str:
+    head = ["method", "old data", *(f"{b}, %" if k == 0 else "transfer" for b in BENCHMARKS for k in (0, 1))]
+    head += [*(f"time, {b}" for b in BENCHMARKS), "state, MB"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+
+    def order(method: str) -> float:
+        done = [float(r["accuracy"]) for r in rows(records / "runs.csv") if r["method"] == method and r["accuracy"]]
+        return -statistics.mean(done) if done else 0.0
+
+    run = {row["method"] for row in rows(records / "runs.csv")}
+    for method in sorted(run & set(methods.names()), key=order):
+        each = [cell for benchmark in BENCHMARKS for cell in cells(benchmark, method, records)]
+        line = [f"`{method}`", methods.get(method).abilities.old_data, *each, *cost(method, records)]
+        lines.append("| " + " | ".join(line) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "speed"))
+    parser.add_argument("--methods", type=lambda text: text.split(","), default=methods.names())
+    parser.add_argument("--benchmarks", type=lambda text: text.split(","), default=list(BENCHMARKS))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/methods"))
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    args = parser.parse_args()
+    {"run": run, "speed": speed}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""How much is lost by not choosing a strength? The study behind docs/how/units.md.
+
+    python benchmarks/studies/untold.py [--problems mlp-256 ...] [--seeds 0 1 2]
+
+runs what results/untold/runs.csv lacks; `make tables` writes the table from it.
+
+Six tasks of permuted digits of scikit-learn (three tasks of Gaussian clusters for the toy), one head, on networks of
+many kinds. Forms: plain fine-tuning, DRCL(strength="auto"), the same unit with the pull k fixed (what tuning could
+find), and the presets "directions" and "weights" at their defaults. Judged on validation data; test digits are not
+touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import drcl
+from drcl.splitting import auto
+
+RUNS = Path(__file__).resolve().parents[2] / "results" / "untold" / "runs.csv"
+FIELDS = ("problem", "form", "seed", "average", "learned")
+PULLS = (40, 150, 600)
+FORMS = ("fine-tuning", "auto", *(f"k={k}" for k in PULLS), "directions", "weights")
+SAMPLES = 200
+Data = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def permuted(seed: int) -> list[Data]:
+    data, rng = load_digits(), np.random.default_rng([3, seed])
+    order = np.random.default_rng(0).permutation(len(data.data))[:1500]
+    x = torch.tensor((data.data[order] / 16 - 0.305) / 0.376, dtype=torch.float32)
+    y = torch.tensor(data.target[order])
+    views = [x if k == 0 else x[:, torch.from_numpy(rng.permutation(64))] for k in range(6)]
+    return [(z[:1200], y[:1200], z[1200:], y[1200:]) for z in views]
+
+
+def clusters(seed: int) -> list[Data]:
+    """Three classes of three Gaussian clusters each, in other places in every task."""
+    rng, found = np.random.default_rng([4, seed]), []
+    for _ in range(3):
+        centres = rng.normal(0, 1.5, (9, 20))
+        which = rng.integers(0, 9, 900)
+        x = torch.tensor(centres[which] + rng.normal(0, 1, (900, 20)), dtype=torch.float32)
+        y = torch.tensor(which % 3)
+        found.append((x[:600], y[:600], x[600:], y[600:]))
+    return found
+
+
+def mlp(width: int, layers: int = 2, norm: Callable[[int], nn.Module] | None = None) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        parts: list[nn.Module] = []
+        for before in (64, *[width] * (layers - 1)):
+            parts += [nn.Linear(before, width), *([norm(width)] if norm else []), nn.ReLU()]
+        return nn.Sequential(*parts, nn.Linear(width, 10))
+
+    return make
+
+
+class Recurrent(nn.Module):
+    """Rows of a picture are a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.head = nn.LSTM(8, 64, batch_first=True), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rows(x.view(-1, 8, 8))[0][:, -1])
+
+
+class Attending(nn.Module):
+    """The same sequence, read by two blocks of a transformer."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.rows, self.places = nn.Linear(8, width), nn.Parameter(0.1 * torch.randn(8, width))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+            for _ in range(2)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.rows(x.view(-1, 8, 8)) + self.places
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h.mean(1))
+
+
+def toy() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
+
+
+# By name: what it is, the data, the network, the learning rate of AdamW (none: SGD, 0.02, momentum 0.9), epochs.
+Problem = tuple[str, Callable[[int], list[Data]], Callable[[], nn.Module], float | None, int]
+PROBLEMS: dict[str, Problem] = {
+    "toy": ("clusters, 20-64-3", clusters, toy, None, 5),
+    "mlp-48": ("MLP 48", permuted, mlp(48), None, 5),
+    "mlp-256": ("MLP 256", permuted, mlp(256), None, 5),
+    "mlp-256-short": ("MLP 256, one epoch", permuted, mlp(256), None, 1),
+    "mlp-128-long": ("MLP 128, 20 epochs", permuted, mlp(128), None, 20),
+    "deep": ("MLP 96, six layers", permuted, mlp(96, 5), None, 5),
+    "batch-norm": ("MLP 128, BatchNorm", permuted, mlp(128, norm=nn.BatchNorm1d), None, 5),
+    "layer-norm": ("MLP 128, LayerNorm", permuted, mlp(128, norm=nn.LayerNorm), None, 5),
+    "adam-48": ("MLP 48, AdamW", permuted, mlp(48), 2e-3, 5),
+    "adam-128": ("MLP 128, AdamW", permuted, mlp(128), 1e-3, 5),
+    "adam-batch-norm": ("MLP 128, BatchNorm, AdamW", permuted, mlp(128, norm=nn.BatchNorm1d), 1e-3, 5),
+    "lstm": ("LSTM 64, AdamW", permuted, Recurrent, 3e-3, 10),
+    "transformer": ("transformer, AdamW", permuted, Attending, 2e-3, 10),
+}
+
+
+def optimizer(net: nn.Module, lr: float | None, form: str) -> torch.optim.Optimizer:
+    preset = "auto" if form.startswith("k=") else form
+    named = list(net.named_parameters())
+    if lr is not None:
+        inner = torch.optim.AdamW(named, lr=lr)
+        return inner if form == "fine-tuning" else drcl.DRCL.around(inner, preset=preset)
+    if form == "fine-tuning":
+        return torch.optim.SGD(named, lr=0.02, momentum=0.9)
+    return drcl.DRCL(named, lr=0.02, momentum=0.9, preset=preset)
+
+
+def run(problem: str, form: str, seed: int) -> dict[str, Any]:
+    _, make_data, make_net, lr, epochs = PROBLEMS[problem]
+    torch.manual_seed(seed)
+    net, tasks = make_net(), make_data(seed)
+    opt = optimizer(net, lr, form)
+    matrix = np.zeros((len(tasks), len(tasks)))
+    fixed = {"BELIEF": 0.0, "PULL": float(form[2:])} if form.startswith("k=") else {"BELIEF": auto.BELIEF}
+    with mock.patch.multiple(auto, **fixed):
+        for t, (x, y, _, _) in enumerate(tasks):
+            rng = torch.Generator().manual_seed(1000 * seed + t)
+            for _ in range(epochs):
+                for part in torch.randperm(len(x), generator=rng).split(32):
+                    opt.zero_grad()
+                    F.cross_entropy(net(x[part]), y[part]).backward()
+                    opt.step()
+            if isinstance(opt, drcl.DRCL):
+                estimator = (drcl.Fisher if form == "weights" else drcl.Kronecker)(samples=SAMPLES)
+                opt.consolidate(net, list(zip(x.split(100), y.split(100))), estimator)
+            net.eval()
+            with torch.no_grad():
+                for u, (_, _, vx, vy) in enumerate(tasks[: t + 1]):
+                    matrix[t, u] = 100 * float((net(vx).argmax(-1) == vy).float().mean())
+            net.train()
+    learned = float(np.mean(np.diag(matrix)))
+    return dict(problem=problem, form=form, seed=seed, average=f"{matrix[-1].mean():.2f}", learned=f"{learned:.2f}")
+
+
+# ---- the table
+
+
+def rows() -> list[dict[str, str]]:
+    if not RUNS.exists():
+        return []
+    with RUNS.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def markdown() -> str:
+    """Average accuracy after the last task by form; in bold what nobody had to choose, and its regret."""
+    found: dict[tuple[str, str], list[float]] = {}
+    learned: dict[str, list[float]] = {}
+    for row in rows():
+        found.setdefault((row["problem"], row["form"]), []).append(float(row["average"]))
+        if row["form"] == "auto":
+            learned.setdefault(row["problem"], []).append(float(row["learned"]))
+    head = ["network", "seeds", "fine-tuning", "**auto**", "learned", "best fixed k", "regret", "directions", "weights"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * 2 + "|---:" * 7 + "|"]
+    regrets = []
+    for name, (words, *_) in PROBLEMS.items():
+        mean = {form: statistics.fmean(found[name, form]) for form in FORMS if (name, form) in found}
+        if set(mean) != set(FORMS):
+            continue
+        best, at = max((mean[f"k={k}"], k) for k in PULLS)
+        regrets.append(max(0.0, best - mean["auto"]))
+        cells = [words, str(len(found[name, "auto"])), f"{mean['fine-tuning']:.1f}", f"**{mean['auto']:.1f}**"]
+        cells += [f"{statistics.fmean(learned[name]):.1f}", f"{best:.1f} ({at})", f"{regrets[-1]:.1f}"]
+        cells += [f"{mean['directions']:.1f}", f"{mean['weights']:.1f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    if regrets:
+        said = f"mean {statistics.fmean(regrets):.1f}, worst {max(regrets):.1f}"
+        lines.append(f"| regret over all of them | | | | | | {said} | | |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    done = {(row["problem"], row["form"], row["seed"]) for row in rows()}
+    RUNS.parent.mkdir(parents=True, exist_ok=True)
+    for seed in args.seeds:
+        for problem in args.problems:
+            for form in args.forms:
+                if (problem, form, str(seed)) in done:
+                    continue
+                row = run(problem, form, seed)
+                print(*row.values(), flush=True)
+                fresh = not RUNS.exists()
+                with RUNS.open("a", newline="", encoding="utf-8") as file:
+                    table = csv.DictWriter(file, FIELDS, lineterminator="\n")
+                    if fresh:
+                        table.writeheader()
+                    table.writerow(row)
+
+
+if __name__ == "__main__":
+    main()

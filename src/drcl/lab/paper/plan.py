@@ -1,0 +1,165 @@
+"""From an item of the paper and a budget to runs: what is run in which place, with which options, on which data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drcl.lab import benchmarks, methods
+from drcl.lab.common.fields import nearest
+from drcl.lab.data.folder import data_folder
+from drcl.lab.data.loading import available
+from drcl.lab.data.registry import entries
+from drcl.lab.paper.contents import Experiment, Paper, Row
+from drcl.lab.runs.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a plan: for which row and data set of the paper it is made."""
+
+    row: str
+    benchmark: str  # the paper's; config.benchmark may be a stand-in
+    config: RunConfig
+    cost: float
+
+    @property
+    def stand_in(self) -> bool:
+        return self.config.benchmark != self.benchmark
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of one item at one budget, and what is left out."""
+
+    runs: tuple[Planned, ...]
+    skipped: dict[str, str] = field(default_factory=dict)  # benchmark -> why it is not run
+
+    @property
+    def configs(self) -> list[RunConfig]:
+        """Each run once: several benchmarks of the paper may have the same stand-in."""
+        return list({run.config.name: run.config for run in self.runs}.values())
+
+    def only(self, rows: Sequence[str], benchmarks: Sequence[str]) -> Plan:
+        """The part of it with these rows and benchmarks; empty: all."""
+        for name, asked, known in (("row", rows, [r.row for r in self.runs]), ("benchmark", benchmarks, self._places)):
+            for each in asked:
+                if each not in known:
+                    raise ValueError(
+                        f"{name} {each!r} is not part of this: {nearest(each, list(dict.fromkeys(known)))}"
+                    )
+        kept = [r for r in self.runs if (not rows or r.row in rows) and (not benchmarks or r.benchmark in benchmarks)]
+        return Plan(tuple(kept), {k: v for k, v in self.skipped.items() if not benchmarks or k in benchmarks})
+
+    @property
+    def _places(self) -> list[str]:
+        return [*(run.benchmark for run in self.runs), *self.skipped]
+
+    @property
+    def stand_ins(self) -> dict[str, str]:
+        return {run.benchmark: run.config.benchmark for run in self.runs if run.stand_in}
+
+
+def missing_data(name: str, root: Path | None = None) -> list[str]:
+    """The data sets of a benchmark that are not in the data folder."""
+    wanted = benchmarks.get(name).data
+    known = entries()
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    return [each for each in names if not known[each].embedded and not available(known[each], data_folder(root))]
+
+
+def by_hand(name: str) -> list[str]:
+    """The data sets of a benchmark that no program can fetch."""
+    wanted = benchmarks.get(name).data
+    return [each for each in ([wanted] if isinstance(wanted, str) else wanted) if not entries()[each].sources]
+
+
+def plan(
+    paper: Paper,
+    items: Sequence[str],
+    budget: str,
+    given: Mapping[str, Any] | None = None,
+    root: Path | None = None,
+    strengths: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
+    seeds: int | None = None,
+    skip: bool = True,
+) -> Plan:
+    """The runs of these items. `given` are options for all runs, or, as ``ROW.key``, for one row; they win over
+    `strengths`, which a tuning found for a row on a benchmark. `seeds` replaces the experiments' own number. Without
+    `skip` the runs whose data are not here are planned too."""
+    _check(paper, items, given or {})
+    runs: list[Planned] = []
+    skipped: dict[str, str] = {}
+    for item in items:
+        experiment = paper.experiment_of(item)
+        for benchmark in experiment.benchmarks:
+            place, _ = paper.data[benchmark].at(budget)
+            absent = missing_data(place, root)
+            if absent and skip:
+                place_it = f"drcl data path {absent[0]} says where it belongs"
+                how = place_it if by_hand(place) else f"drcl data fetch {absent[0]}"
+                skipped[benchmark] = f"{', '.join(absent)} is not here ({how})"
+                continue
+            count = seeds or experiment.seeds[budget]
+            runs += _of(paper, experiment, benchmark, budget, range(count), given or {}, strengths or {})
+    return Plan(tuple(runs), skipped)
+
+
+def _check(paper: Paper, items: Sequence[str], given: Mapping[str, Any]) -> None:
+    rows = {row for item in items for row in paper.experiment_of(item).rows}
+    for key in given:
+        head, dot, _ = key.partition(".")
+        if dot and head in paper.rows and head not in rows:
+            raise ValueError(f"-o {key}: {head} is not among the rows of {', '.join(items)}: {', '.join(sorted(rows))}")
+
+
+def _of(
+    paper: Paper,
+    experiment: Experiment,
+    benchmark: str,
+    budget: str,
+    seeds: Iterable[int],
+    given: Mapping[str, Any],
+    strengths: Mapping[tuple[str, str], Mapping[str, Any]],
+) -> Iterable[Planned]:
+    place, fitted = paper.data[benchmark].at(budget)
+    for seed in seeds:
+        for name in experiment.rows:
+            row = paper.rows[name]
+            options = options_of(experiment, row, fitted, budget)
+            options |= _over(options, strengths.get((benchmark, name), {}))
+            options |= _over(options, own_options(paper, row, given))
+            yield Planned(name, benchmark, RunConfig.make(place, row.method, seed, options), row.cost)
+
+
+def options_of(experiment: Experiment, row: Row, fitted: Mapping[str, Any], budget: str) -> dict[str, Any]:
+    """From the general to the special: the data set, the experiment, the row, the row in this experiment. A stand-in
+    of a smoke run takes over what belongs to the row alone: another network or rate is of no use on it."""
+    if budget == "smoke":
+        return {**fitted, **experiment.smoke, **row.options, **row.smoke}
+    of_experiment = {**experiment.options, **getattr(experiment, budget)}
+    return {**fitted, **of_experiment, **row.options, **getattr(row, budget), **experiment.row.get(row.name, {})}
+
+
+def own_options(paper: Paper, row: Row, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command line that concern a row: those for all, then those for it alone."""
+    common = {key: value for key, value in given.items() if key.partition(".")[0] not in paper.rows}
+    start = f"{row.name}."
+    return common | {key.removeprefix(start): value for key, value in given.items() if key.startswith(start)}
+
+
+def _over(options: dict[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """The later options, with what they replace taken out: ``method.lam`` and ``lam`` are the same option."""
+    for key in later:
+        plain = key.removeprefix("method.")
+        for same in (plain, f"method.{plain}"):
+            options.pop(same, None)
+    return dict(later)
+
+
+def tunable(row: Row) -> str:
+    """The option of a row's method that a tuning chooses; empty where there is none."""
+    knob = methods.get(row.method).tunes
+    return knob.name if knob is not None and row.tune is not None else ""

@@ -1,0 +1,130 @@
+"""`strength="auto"`: the strength that a task of this length can bear, on this network.
+
+Importance s comes in its own units (`labels="outputs"`, `normalise="none"`). With a task of total step length T taken
+as one step, the proximal map lets T g / (1 + T * strength * s) pass of a gradient g. So k = T * strength says how
+firmly a task is held, whatever the learning rate, the optimizer or the number of steps; that is the unit. T is the
+number of steps of the last task, or the `horizon` that was given, times the mean step size so far. A task that runs
+longer than that is held by k over all of it.
+
+k itself depends on how much room the network has left. What a step lets the new loss fall by is, to first order,
+
+    room(k) = sum of g^2 / (1 + k s)  over  sum of g^2,
+
+over everything that trains, free heads included. The first gradients of a task tell it: k lies half way, in
+logarithms, between `PULL` and the k that leaves `ROOM`. A network with room to spare is held harder, a small one that
+every new task needs as a whole is held less.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from drcl import sharding
+from drcl.directions.coordinates import Coordinates
+from drcl.options import AUTO
+from drcl.splitting.step_size import rate
+
+if TYPE_CHECKING:
+    from drcl.optimizer import DRCL
+
+PULL = 150.0
+ROOM = 0.25
+BELIEF = 0.5  # in what the first gradients say, against PULL
+LESS, MORE = 8.0, 256.0  # the factors by which they may ask for less or for more
+WATCHED = 16  # gradients of a task that are looked at
+UNKNOWN = 1000  # steps of a task, where nothing is known of the last one
+# Importance is sorted into half octaves from 2^-40 to 2^24, what has none or is free into the first place.
+LOWEST, PLACES = -40, 2 * 64 + 2
+
+
+def used(optimizer: DRCL) -> bool:
+    return any(group["strength"] == AUTO for group in optimizer.param_groups)
+
+
+def watch(optimizer: DRCL) -> None:
+    """Before one of the first steps of a task: where its gradient lies, by the importance of the directions."""
+    progress = optimizer.progress
+    if not optimizer.tasks or progress.steps >= WATCHED or not used(optimizer):
+        return
+    total = torch.zeros(PLACES, dtype=torch.float64)
+    layers = progress.layers
+    biases = {layer.bias for layer in layers.values() if layer.bias is not None}
+    for group in optimizer.param_groups:
+        weight = rate(group)
+        for p in group["params"]:
+            if p.grad is None or not weight or (p in biases and optimizer.holds(group, p)):
+                continue
+            g = sharding.full(p.grad)
+            if not optimizer.holds(group, p):
+                values = g.coalesce().values() if g.is_sparse else g
+                total[0] += weight * float(values.double().square().sum())
+            elif p in layers:
+                bias = layers[p].bias
+                beside = None if bias is None or bias.grad is None else sharding.full(bias.grad)
+                total += weight * _along(layers[p].basis, g, beside, group["damping"])
+            else:
+                importance = sharding.full(optimizer.state[p]["importance"]) + group["damping"]
+                total += weight * _sorted(importance, g.to(importance.dtype).square())
+    seen = progress.energy or [0.0] * PLACES
+    progress.energy = [a + b for a, b in zip(seen, total.tolist())]
+
+
+def _along(basis: Any, g: Tensor, bias: Tensor | None, damping: float) -> Tensor:
+    wide = basis.eigenvalues.dtype
+    parts = [t.to(wide) for t in (g, bias) if t is not None]
+    pairs = [(t, torch.zeros_like(t)) for t in parts]
+    at = Coordinates(basis, basis.difference(pairs[0], pairs[1] if len(pairs) > 1 else None))
+    return _sorted(basis.eigenvalues + damping, at.sizes().square())
+
+
+def _sorted(importance: Tensor, energy: Tensor) -> Tensor:
+    """The energy in each half octave of importance."""
+    place = (2 * (importance.log2() - LOWEST)).clamp(-1, PLACES - 2).floor().long() + 1
+    return torch.bincount(place.flatten(), energy.double().flatten(), minlength=PLACES).cpu()
+
+
+def room(energy: list[float], k: float) -> float:
+    """The share of the energy that passes."""
+    passed = energy[0] + sum(e / (1 + k * 2 ** (LOWEST + (i + 0.5) / 2)) for i, e in enumerate(energy[1:]))
+    return passed / sum(energy)
+
+
+def pull(energy: list[float]) -> float:
+    """k, from where the first gradients lay."""
+    if not sum(energy) > 0 or not math.isfinite(sum(energy)):
+        return PULL
+    low, high = PULL / LESS, PULL * MORE
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if room(energy, middle) > ROOM else (low, middle)
+    return PULL ** (1 - BELIEF) * math.sqrt(low * high) ** BELIEF
+
+
+def strength(optimizer: DRCL, group: dict[str, Any]) -> float:
+    """The strength of a group at this moment."""
+    progress = optimizer.progress
+    index = next(i for i, g in enumerate(optimizer.param_groups) if g is group)
+    travel = progress.travel[index] if index < len(progress.travel) else 0.0
+    mean = travel / progress.steps if progress.steps and travel else rate(group)
+    steps = optimizer.solver.horizon or progress.horizon or UNKNOWN
+    whole = max(steps * mean, travel)
+    group["chosen_strength"] = pull(progress.energy) / whole if whole > 0 else 0.0
+    return float(group["chosen_strength"])
+
+
+def count(optimizer: DRCL) -> None:
+    """After a step: how far each group has come in this task."""
+    progress = optimizer.progress
+    travel = progress.travel or [0.0] * len(optimizer.param_groups)
+    progress.travel = [t + rate(group) for t, group in zip(travel, optimizer.param_groups)]
+    progress.steps += 1
+
+
+def start_task(optimizer: DRCL, steps: int) -> None:
+    """The last task took so many steps; a new one begins."""
+    progress = optimizer.progress
+    progress.horizon, progress.steps, progress.travel, progress.energy = steps, 0, [], []

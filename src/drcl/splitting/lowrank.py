@@ -1,0 +1,165 @@
+"""The splitting step of adapters, whose two factors are held by their product (`drcl.directions.lowrank`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from drcl.directions.adapters import Adapter, Pair, cast, pairs, thin
+from drcl.directions.lowrank import Product, Side
+from drcl.prox import Penalty
+from drcl.splitting.stability import penalty_of
+from drcl.splitting.step_size import Sizes, told_by_groups
+
+if TYPE_CHECKING:
+    from drcl.optimizer import DRCL
+
+
+def check(optimizer: DRCL, factors: Collection[Tensor]) -> None:
+    """ValueError unless the options are ones that a product can be held with."""
+    if not factors:
+        return
+    prox = optimizer.solver.prox
+    if Penalty(prox, 1.0, 1.0).mix is None:
+        raise ValueError(
+            f"prox={prox!r} speaks of single weights, and of adapters the product is held; use prox='l1', 'l2' or "
+            "'elastic'"
+        )
+    for index, group in enumerate(optimizer.param_groups):
+        if group["stable"] is not None and any(p in factors for p in group["params"]):
+            raise ValueError(
+                f"group {index}: stable={group['stable']!r} counts weights that stay in place, and of adapters the "
+                "product is held, which has no weights of its own; use strength= instead"
+            )
+
+
+def factors(optimizer: DRCL) -> set[Tensor]:
+    """All parameters that are held by their product."""
+    return {p for adapter in optimizer.progress.adapters.values() for p in (adapter.a, adapter.b)}
+
+
+def found(
+    optimizer: DRCL,
+    model: nn.Module,
+    own: Mapping[str, nn.Parameter],
+    named: Mapping[str, nn.Parameter],
+    saved: Mapping[str, Adapter] | None = None,
+) -> dict[str, Pair]:
+    """The adapters among the parameters `named`, by the weight each adds to; `own` are all parameters of the model.
+
+    Refused are options that they cannot be held with, and adapters other than the `saved` ones where these are given.
+    """
+    made = pairs(model, own, set(named.values()))
+    check(optimizer, {p for pair in made.values() for p in (pair.a, pair.b)})
+    for name in made.keys() ^ saved.keys() if saved is not None else ():
+        here, there = ("trained", "unknown") if name in made else ("not trained", "protected")
+        raise ValueError(
+            f"the adapter of {name!r} is {there} in the anchor and {here} here: the anchor is of another adapter; give "
+            "this one the same target_modules"
+        )
+    return made
+
+
+def measured_on(named: dict[str, nn.Parameter], pairs: Mapping[str, Pair]) -> dict[str, Any]:
+    """What importance is measured of: the weight that an adapter adds to in place of its factors."""
+    factors = {p for pair in pairs.values() for p in (pair.a, pair.b)}
+    return {n: p for n, p in named.items() if p not in factors} | {n: pair.weight for n, pair in pairs.items()}
+
+
+def of_factors(held: Mapping[str, Adapter], named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The importance of adapters' factors, for reports, by their names."""
+    names, made = {p: n for n, p in named.items()}, {}
+    for adapter in held.values():
+        for p, values in zip((adapter.a, adapter.b), adapter.importance()):
+            wide = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+            made[names[p]] = torch.empty_like(p, dtype=wide).copy_(values)  # type: ignore[index]
+    return made
+
+
+def anchored(optimizer: DRCL, adapter: Adapter) -> Adapter:
+    """A copy with the factors that are protected."""
+    a, b = (optimizer.state[p]["anchor"].clone() for p in (adapter.a, adapter.b))
+    return cast(adapter, a, b, adapter.basis.eigenvalues.dtype)
+
+
+def settle(optimizer: DRCL) -> None:
+    """Negotiate what is proposed to the factors; nothing is left of their proposals then."""
+    adapters = optimizer.progress.adapters
+    if not adapters:
+        return
+    where = {
+        p: (group, gamma)
+        for group, gamma in zip(optimizer.param_groups, optimizer.progress.gammas)
+        for p in group["params"]
+        if optimizer.holds(group, p)
+    }
+    for adapter in adapters.values():
+        both = [adapter.a, adapter.b]
+        if all(p in where for p in both) and any("start" in optimizer.state[p] for p in both):
+            _settle(optimizer, adapter, where)
+
+
+def _settle(optimizer: DRCL, adapter: Adapter, where: dict[Tensor, tuple[dict[str, Any], float]]) -> None:
+    reflect = optimizer.solver.splitting != "forward-backward"
+    states = [optimizer.state[p] for p in (adapter.a, adapter.b)]
+    starts = [s.get("start", p) for s, p in zip(states, (adapter.a, adapter.b))]
+    asked = [2 * p - y if reflect else p for p, y in zip((adapter.a, adapter.b), starts)]
+    anchors = [s["anchor"] for s in states]
+    group = where[adapter.b][0]
+    penalty = penalty_of(optimizer, group, 1.0)
+    if math.isinf(penalty.strength):
+        z = anchors
+    elif not penalty.strength:
+        z = asked
+    else:
+        sides = _sides(adapter, starts, asked, anchors)
+        for p, side in zip((adapter.a, adapter.b), sides[::-1] if not adapter.turned else sides):
+            metric = _metric(optimizer, p, where[p][1]) if "start" in optimizer.state[p] else None
+            if metric is not None:
+                rows = metric.flatten(1).mT if p is adapter.a else metric.flatten(1)
+                side.steps(rows, uniform=told_by_groups(optimizer))
+        held = Product(adapter.basis, adapter.scale, *sides)
+        held.settle(penalty)
+        found = [side.now for side in (sides if adapter.turned else sides[::-1])]
+        z = [found[0].mT.reshape(adapter.a.shape), found[1].reshape(adapter.b.shape)]
+    for p, state, y, new in zip((adapter.a, adapter.b), states, starts, z):
+        if "start" not in state:
+            continue
+        new = new.to(p.dtype)
+        if "z" in state:
+            state["z"].copy_(new)
+        p.copy_(y + new - p if reflect else new)
+        for key in ("start", "gradients"):
+            state.pop(key, None)
+
+
+def _sides(adapter: Adapter, *points: list[Tensor]) -> tuple[Side, Side]:
+    """Rows and columns of the product, each from where it starts, with what is asked and its anchor."""
+    rows, columns = zip(*(thin(a, b, adapter.turned) for a, b in points))
+    return Side(adapter.basis.outputs, *rows), Side(adapter.basis.inputs, *columns)
+
+
+def _metric(optimizer: DRCL, p: Tensor, gamma: float) -> Tensor | None:
+    """One over the step size at each weight; None where the parameter does not move."""
+    if not gamma:
+        return None
+    steps = torch.full_like(p, gamma, dtype=torch.float64 if p.device.type != "mps" else torch.float32)
+    if not told_by_groups(optimizer):
+        steps = Sizes(optimizer, gamma, 0.0).weights(p, steps)
+    return 1 / steps.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def penalties(optimizer: DRCL) -> Iterator[float]:
+    """strength * penalty of every product, at the factors that the model holds."""
+    for group, strength in zip(optimizer.param_groups, optimizer.strengths):
+        for adapter in optimizer.progress.adapters.values():
+            if any(p is adapter.b for p in group["params"]) and optimizer.holds(group, adapter.b):
+                now = [adapter.a, adapter.b]
+                sides = _sides(adapter, now, now, [optimizer.state[p]["anchor"] for p in now])
+                term = dataclasses.replace(penalty_of(optimizer, group, 1.0), strength=strength)
+                yield Product(adapter.basis, adapter.scale, *sides).penalty(term)

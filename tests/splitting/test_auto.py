@@ -1,0 +1,260 @@
+"""strength="auto": its unit, what the first gradients tell, and what a resumed or longer task does with it."""
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.tasks import fit, mlp, task
+from torch import nn
+
+from drcl import DRCL, Anchor, Fisher, Kronecker
+from drcl.importance.base import Importance
+from drcl.importance.labels import output_cotangents
+from drcl.splitting import auto
+
+
+class Given(Importance):
+    """Importance as it is handed over."""
+
+    needs_data = False
+
+    def __init__(self, importance):
+        self.importance = importance
+
+    def estimate(self, model, batches, parameters, forward=None):
+        return {name: self.importance.clone() for name in parameters}
+
+    def describe(self):
+        return {"estimator": "Given"}
+
+
+# -- outputs in place of labels ----------------------------------------------------------------------------------------
+
+
+class AllSigns:
+    """In place of a random generator: every combination of signs, row by row."""
+
+    def integers(self, low, high, shape):
+        return np.resize(np.array(list(itertools.product((0, 1), repeat=shape[1]))), shape)
+
+
+@pytest.mark.parametrize("likelihood", ["softmax", "gaussian", "bernoulli"])
+def test_the_outputs_are_asked_in_every_direction_alike(likelihood):
+    """Over all signs the mean of v v^T is the identity, of a softmax less the direction of all ones, of trace one."""
+    output = torch.randn(8, 3, dtype=torch.float64)
+    target = torch.zeros(8, dtype=torch.long) if likelihood == "softmax" else torch.zeros(8, 3, dtype=torch.float64)
+    ((v,),) = output_cotangents(output, 8, AllSigns(), target, likelihood)
+    expected = torch.eye(3, dtype=torch.float64) / 3
+    if likelihood == "softmax":
+        expected = (torch.eye(3, dtype=torch.float64) - 1 / 3) / 2
+    torch.testing.assert_close(v.T @ v / 8, expected)
+
+
+def test_positions_share_one_sample():
+    """Of a sequence the counted positions together weigh what a single output does."""
+    rng = np.random.default_rng(0)
+    labels = torch.tensor([[0, 1, -100, -100], [1, 2, 0, 1]])
+    ((v,),) = output_cotangents(torch.randn(2, 4, 3, dtype=torch.float64), 2, rng, labels, "softmax")
+    assert bool((v[0, 2:] == 0).all())
+    torch.testing.assert_close(v.square().sum((1, 2)), torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(v.sum(2), torch.zeros(2, 4, dtype=torch.float64))
+
+
+def test_importance_is_that_of_the_jacobian_and_adds_up():
+    """As v has length one, the outputs of a linear layer together make of each input its mean square."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4, bias=False).double()
+    opt = DRCL(model.named_parameters(), lr=0.1)
+    x = torch.randn(512, 3, dtype=torch.float64)
+    y = torch.randint(4, (512,))
+    for tasks in (1, 2):
+        opt.consolidate(model, [(x, y)], Fisher(samples=512))
+        torch.testing.assert_close(opt.state[model.weight]["importance"].sum(0), tasks * x.square().mean(0))
+
+
+# -- the unit ----------------------------------------------------------------------------------------------------------
+
+
+def drift_of(steps, lr, momentum=0.0, scale=1.0, importance=0.01, horizon=None, inner=None, monkeypatch=None):
+    """How far two weights go in the second of two tasks whose gradient lasts."""
+    w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    model = nn.Module()
+    model.w = w
+    if inner is None:
+        opt = DRCL([("w", w)], lr=lr, momentum=momentum, horizon=horizon)
+    else:
+        opt = DRCL.around(inner([("w", w)], lr=lr), horizon=horizon)
+
+    def go(n):
+        for _ in range(n):
+            w.grad = torch.tensor([-1.0, -0.5], dtype=torch.float64) * scale
+            opt.step()
+
+    go(steps)
+    opt.consolidate(model, importance=Given(torch.full((2,), importance, dtype=torch.float64)))
+    start = w.detach().clone()
+    go(steps)
+    with opt.deployed():
+        return (w.detach() - start), opt
+
+
+def test_a_lasting_gradient_goes_as_far_whatever_rate_momentum_and_number_of_steps():
+    """By the differential equation w' = g - strength * s * w over a task of length T: T g (1 - exp(-ks)) / ks."""
+    first, opt = drift_of(1000, 0.01)
+    k = auto.pull(opt.progress.energy)
+    expected = 10 * (1 - math.exp(-k * 0.01)) / (k * 0.01) * torch.tensor([1.0, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(first, expected, rtol=0.02, atol=0)
+    for steps, lr, momentum in ((100, 0.1, 0.0), (10_000, 0.001, 0.0), (1000, 0.001, 0.9)):
+        moved, _ = drift_of(steps, lr, momentum)
+        torch.testing.assert_close(moved, first, rtol=0.1, atol=0)
+
+
+def test_around_adam_the_scale_of_the_loss_is_nothing():
+    """Adam divides it out, so the strength must not see it."""
+    one, _ = drift_of(200, 0.01, inner=torch.optim.Adam)
+    thousand, _ = drift_of(200, 0.01, scale=1000.0, inner=torch.optim.Adam)
+    torch.testing.assert_close(one, thousand, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("inner", [torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop])
+def test_wrapped_optimizers_are_held_too(inner):
+    free, _ = drift_of(200, 0.01, importance=0.0, inner=inner)
+    held, _ = drift_of(200, 0.01, importance=1.0, inner=inner)
+    assert bool((held.abs() < 0.2 * free.abs()).all())
+
+
+def test_the_strength_follows_the_length_of_a_task():
+    _, opt = drift_of(100, 0.1)
+    k = auto.pull(opt.progress.energy)
+    group = opt.param_groups[0]
+    assert opt.strengths[0] == pytest.approx(k / (100 * 0.1), rel=0.01)
+    opt.progress.steps, opt.progress.travel = 300, [30.0]  # three times as long as the last task
+    assert auto.strength(opt, group) == pytest.approx(k / 30)
+    _, given = drift_of(100, 0.1, horizon=400)
+    assert given.strengths[0] == pytest.approx(auto.pull(given.progress.energy) / 40, rel=0.01)
+
+
+def test_a_rate_that_falls_later_counts_from_then_on():
+    _, opt = drift_of(100, 0.1)
+    opt.progress.steps, opt.progress.travel = 10, [0.1]
+    assert auto.strength(opt, opt.param_groups[0]) == pytest.approx(auto.pull(opt.progress.energy) / (100 * 0.01))
+
+
+# -- room --------------------------------------------------------------------------------------------------------------
+
+
+def test_room_against_brute_force():
+    torch.manual_seed(0)
+    importance = torch.exp(3 * torch.randn(4000, dtype=torch.float64))
+    energy = torch.rand(4000, dtype=torch.float64)
+    free = 100.0
+    places = auto._sorted(importance, energy)
+    places[0] += free
+    for k in (0.0, 0.1, 3.0, 200.0, 1e6):
+        exact = float((energy / (1 + k * importance)).sum() + free) / float(energy.sum() + free)
+        assert auto.room(places.tolist(), k) == pytest.approx(exact, rel=0.03)
+
+
+def test_pull_stays_in_reach_and_asks_for_more_where_there_is_room():
+    crowded = auto._sorted(torch.full((5,), 1e3), torch.ones(5)).tolist()
+    spare = auto._sorted(torch.full((5,), 1e-9), torch.ones(5)).tolist()
+    assert auto.pull(crowded) == pytest.approx(auto.PULL * auto.LESS**-auto.BELIEF, rel=0.01)
+    assert auto.pull(spare) == pytest.approx(auto.PULL * auto.MORE**auto.BELIEF, rel=0.01)
+    assert auto.pull([]) == auto.pull([0.0] * auto.PLACES) == auto.PULL
+    none_left = auto._sorted(torch.zeros(3), torch.ones(3)).tolist()
+    assert none_left[0] == 3.0
+
+
+def test_the_room_is_that_of_the_layers_directions_and_of_free_heads():
+    """Against the whole matrix of a layer's importance: U diag(s) U^T, its gradient, and what passes of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    opt = DRCL(
+        [
+            {"params": list(model[0].named_parameters("0"))},
+            {"params": list(model[1].named_parameters("1")), "free": True},
+        ],
+        lr=0.1,
+    )
+    x, y = torch.randn(64, 5), torch.randint(3, (64,))
+    opt.consolidate(model, [(x, y)], Kronecker(samples=64))
+    nn.functional.cross_entropy(model(x), y).backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    opt.step()
+    basis = opt.progress.layers[model[0].weight].basis
+    g = torch.cat([grads[0], grads[1][:, None]], 1)
+    u, v = basis.sides()
+    turned = (v[0, 0].T if v.ndim == 4 else v[0].T) @ g @ (u[0, 0] if u.ndim == 4 else u[0])
+    s, head = basis.eigenvalues[0, 0], sum(float(t.square().sum()) for t in grads[2:])
+    for k in (1.0, 100.0):
+        exact = (float((turned.square() / (1 + k * s)).sum()) + head) / (float(g.square().sum()) + head)
+        assert auto.room(opt.progress.energy, k) == pytest.approx(exact, rel=0.05)
+
+
+# -- life --------------------------------------------------------------------------------------------------------------
+
+
+def test_resumed_among_the_first_steps_it_goes_on_bit_for_bit():
+    model = mlp()
+    opt = DRCL(model.named_parameters(), lr=0.05, momentum=0.9)
+    fit(model, opt, task(0))
+    opt.consolidate(model, task(0), Kronecker(samples=16))
+    fit(model, opt, task(1)[:3])
+    twin = copy.deepcopy(model)
+    again = DRCL(twin.named_parameters(), lr=0.05, momentum=0.9)
+    again.load_state_dict(opt.state_dict())
+    for m, o in ((model, opt), (twin, again)):
+        fit(m, o, task(1))
+    assert opt.progress.energy == again.progress.energy
+    for p, q in zip(model.parameters(), twin.parameters()):
+        assert torch.equal(p, q)
+
+
+def test_an_anchor_brings_the_length_of_its_task(tmp_path):
+    model = mlp()
+    opt = DRCL(model.named_parameters(), lr=0.05)
+    fit(model, opt, task(0))
+    steps = opt.progress.steps
+    opt.consolidate(model, task(0), Kronecker(samples=16))
+    opt.anchor.save(tmp_path / "a.safetensors")
+    other = DRCL.around(torch.optim.AdamW(model.named_parameters(), lr=1e-3))
+    other.protect(model, Anchor.load(tmp_path / "a.safetensors"))
+    assert other.progress.horizon == steps > 0
+
+
+def test_what_is_told_decides_the_form():
+    p = [nn.Parameter(torch.zeros(2, 2))]
+    assert DRCL(p, lr=0.1).param_groups[0]["strength"] == "auto"
+    assert DRCL(p, lr=0.1, momentum=0.9, norms="frozen").solver.plasticity_steps == 10
+    for told in ({"strength": 0.1}, {"stable": 0.5}, {"prox": "l2"}, {"splitting": "douglas-rachford"}):
+        assert DRCL(p, lr=0.1, **told).solver.normalise == "task"
+    assert DRCL([{"params": p, "strength": 0.5}], lr=0.1).param_groups[0]["strength"] == 0.5
+    assert DRCL([{"params": p, "strength": 0.5}], lr=0.1).solver.normalise == "task"
+    assert DRCL(p, lr=0.1, preset="weights").strengths == [0.001]
+    assert math.isnan(DRCL(p, lr=0.1).strengths[0])
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"strength": "auto", "prox": "l1"}, "needs prox='l2' and importance as it is measured"),
+        ({"strength": "auto", "normalise": "task", "prox": "l2"}, "preset='auto' sets both"),
+        ({"strength": "much"}, "strength='much' must be a number, or 'auto'"),
+        ({"horizon": 0}, "horizon=0 must be a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_be(told, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        DRCL([nn.Parameter(torch.zeros(2))], lr=0.1, **told)
+
+
+def test_labels_of_another_unit_are_refused():
+    model = mlp()
+    opt = DRCL(model.named_parameters(), lr=0.05)
+    with pytest.raises(ValueError, match=r"Fisher\(labels='exact'\): strength='auto' is measured in the outputs"):
+        opt.consolidate(model, task(0), Fisher(labels="exact"))
+    opt.consolidate(model, task(0), Fisher(samples=8))
+    assert opt.progress.made[-1]["labels"] == "outputs"

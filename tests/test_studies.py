@@ -1,0 +1,141 @@
+"""The studies of `benchmarks`: what they make of stored rows, and what they must not touch."""
+
+import csv
+import json
+
+import pytest
+from benchmarks.studies import norms, questions, records, reproduced, solver
+
+from drcl.lab.runs.read import find
+
+
+def test_both_measures_come_from_the_stored_runs():
+    """SGD's three seeds, read here without the study's own code."""
+    row = solver.read(solver.RECORDS / "mnist-permuted.csv")["sgd"]
+    lines = (records.RESULTS / "mnist-permuted/runs.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    kept = [json.loads(line) for line in lines]
+    results = [json.loads(run["files"]["result.json"]) for run in kept if run["run"].startswith("sgd-seed")]
+    assert len(results) == 3
+    for column, key in (("within", "effective_stability"), ("equal", "unmoved")):
+        mean = sum(result[key] for result in results) / len(results)
+        assert float(row[column]) == pytest.approx(100 * mean, abs=0.051)
+
+
+def write_run(path, unmoved):
+    path.mkdir(parents=True)
+    (path / "result.json").write_text(json.dumps({"unmoved": unmoved}), encoding="utf-8")
+
+
+def test_rows_are_completed_where_all_seeds_are_kept(tmp_path):
+    write_run(tmp_path / "a-seed0", 0.5)
+    write_run(tmp_path / "a-seed1", 0.25)
+    write_run(tmp_path / "b-seed0", 0.5)
+    rows = {"a": {"seeds": "2", "equal": ""}, "b": {"seeds": "3", "equal": ""}, "c": {"seeds": "1", "equal": ""}}
+    solver.complete(rows, tmp_path)
+    assert [rows[name]["equal"] for name in "abc"] == ["37.5", "", ""]
+
+
+def test_a_run_that_does_not_say_leaves_the_cell_empty(tmp_path):
+    write_run(tmp_path / "a-seed0", None)
+    rows = {"a": {"seeds": "1", "equal": ""}}
+    solver.complete(rows, tmp_path)
+    assert rows["a"]["equal"] == ""
+
+
+def test_a_variant_that_is_no_longer_planned_stays_in_its_place():
+    plan = {"variant": {"x": {"about": "new words"}, "y": {"about": "of y"}}}
+    rows = {"x": {"about": "old"}, "gone": {"about": "of gone"}, "y": {"about": "old"}}
+    assert [row["about"] for row in solver.order(rows, plan)] == ["new words", "of gone", "of y"]
+
+
+def test_the_config_of_a_variant_goes_beside_the_others(tmp_path):
+    config = solver.RunConfig.make("digits-permuted", "sgd", 0, {})
+    for name in ("a", "b"):
+        solver.keep_config(tmp_path / "configs.toml", "digits-permuted", name, config)
+    kept = solver.tomllib.loads((tmp_path / "configs.toml").read_text(encoding="utf-8"))
+    assert list(kept["digits-permuted"]) == ["a", "b"]
+    assert kept["digits-permuted"]["a"] == solver.tomllib.loads(config.to_toml())
+
+
+def test_trials_of_one_set_are_replaced_and_others_stay(tmp_path):
+    def write(name, tasks, values):
+        columns = [
+            "method",
+            "key",
+            "value",
+            "validation_accuracy",
+            *(f"task_{k}" for k in range(tasks)),
+            "outcome",
+            "run",
+        ]
+        with (tmp_path / name).open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(file, columns, restval="")
+            table.writeheader()
+            table.writerows({"method": "ewc", "value": value} for value in values)
+
+    write("one.csv", 3, [1, 2])
+    write("two.csv", 11, [3])
+    to = tmp_path / "deep" / "trials.csv"
+    records.add(tmp_path / "one.csv", "a", to)
+    records.add(tmp_path / "one.csv", "b", to)
+    records.add(tmp_path / "two.csv", "a", to)
+    found = records.rows(to)
+    assert [(row["set"], row["value"]) for row in found] == [("b", "1"), ("b", "2"), ("a", "3")]
+    assert list(found[0])[5:16] == [f"task_{k}" for k in range(11)]
+
+
+def test_every_stored_run_is_whole():
+    runs = find([records.RESULTS])
+    assert len(runs) >= 105
+    assert [run.path for run in runs if not run.finished or not run.sealed] == []
+
+
+def test_numbers_as_tables_write_them():
+    assert records.percent([0.5, 0.54, 0.52]) == "52.0 ± 2.0"  # the deviation is 0.02
+    assert records.percent([-0.034]) == "−3.4"
+    assert records.percent([0.5, float("nan")]) == ""
+    assert records.bold_best([1.04, 0.96, 0.2]) == ["**1.0**", "**1.0**", "0.2"]
+
+
+class Fixed:
+    def __init__(self, accuracy):
+        self.accuracy = accuracy
+
+    def value(self, name):
+        return self.accuracy
+
+
+@pytest.mark.parametrize(
+    ("published", "told"), [(90.0, "+5.0"), (96.5, "−1.5"), ([90.0, 96.0], "+0.0"), ([90.0, 94.0], "+1.0"), (None, "")]
+)
+def test_the_difference_to_a_published_number_or_range(published, told):
+    assert reproduced.difference([Fixed(0.94), Fixed(0.96)], published) == told
+
+
+def test_every_question_names_variants_of_the_study():
+    known = {name for benchmark in questions.BENCHMARKS for name in solver.read(solver.RECORDS / f"{benchmark}.csv")}
+    assert {name for pair in questions.PAIRS.values() for name in pair} <= known
+
+
+def test_a_table_of_norms_counts_seeds_and_says_what_diverged(tmp_path, monkeypatch):
+    monkeypatch.setattr(norms, "RUNS", tmp_path / "runs.csv")
+    rows = {}
+    for optimizer, seed, average in (("sgd", 0, "90.00"), ("sgd", 1, "94.00"), ("adamw", 0, "diverged")):
+        case = norms.Case("split", "mlp", optimizer, "frozen", 0.003, seed)
+        rows[case.key()] = {**case._asdict(), "average": average, "learned": average, "transfer": "-1.00", "first": "1"}
+    norms.write(rows)
+    (row,) = norms.table("split", "mlp").splitlines()[2:]
+    assert row.split(" | ")[1:] == ["1", "92.0 ± 2.8", "92.0", "−1.0", "1 diverged", "", " |"]
+
+
+def test_a_norms_run_leaves_the_test_data_alone():
+    """Whatever the seed, the same 397 digits are never trained on or judged."""
+    seen = []
+    for seed in range(3):
+        x, _ = norms.digits(seed)
+        seen.append(x[norms.TRAIN + norms.VALID :])
+        for task in (*norms.permuted(seed), *norms.split(seed)):
+            assert len(task.x) <= norms.TRAIN
+            assert len(task.valid_x) <= norms.VALID
+    assert all((part == seen[0]).all() for part in seen)
+    assert len(seen[0]) == 397
