@@ -53,9 +53,9 @@ def adamw(model):
 def main(epochs, width):
     dist.init_process_group()
     mixed = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    (first, held_first), (second, held_second) = task(torch.arange(64)), task(mixed)
-    model = network(width)
-    opt = DRCL.around(adamw(model))
+    (first, old), (second, new) = task(torch.arange(64)), task(mixed)
+    held = {"digits": old, "mixed pixels": new}
+    opt = DRCL.around(adamw(model := network(width)))
     fit(model, opt, first, epochs)
     opt.consolidate(model, first)  # each process has its own batches; all get the importance of all of them
     anchor = opt.anchor  # gathered: every process asks, and one may save it to a file
@@ -63,13 +63,13 @@ def main(epochs, width):
         learner = network(width)
         opt = adamw(learner) if title == "AdamW" else DRCL.around(adamw(learner))
         anchor.restore(learner) if title == "AdamW" else opt.protect(learner, anchor)
-        held = {"digits": held_first, "mixed pixels": held_second}
         retention = Retention(held, ["mixed pixels"], metric=accuracy, title=f"{title}: accuracy")
         retention.measure(learner, "before")
         fit(learner, opt, second, epochs)
         retention.measure(learner, "after", None if title == "AdamW" else opt)
         if dist.get_rank() == 0:
             print(f"\n{retention}\n")
+    dist.barrier()  # so that no process exits while gloo's threads still free the tensors of the last exchange
     dist.destroy_process_group()
 
 

@@ -444,6 +444,7 @@ def _one_of_two(rank, folder):
     y = norms.between(layer, x, torch.zeros(4), torch.ones(4), 0.3)
     (y * weights.detach()).sum().backward()
     torch.save([y.detach(), x.grad, layer.running_mean, layer.running_var], f"{folder}/{rank}.pt")
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 

@@ -543,6 +543,7 @@ def _rank(rank, folder):
             became[name] = traceback.format_exc()
     with open(f"{folder}/became-{rank}.json", "w", encoding="utf-8") as file:
         json.dump(became, file)
+    dist.barrier()  # so that no process exits while gloo's threads still free the tensors of the last exchange
     dist.destroy_process_group()
 
 
