@@ -2,9 +2,10 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import pytest
-from benchmarks.studies import norms, questions, records, reproduced, solver
+from benchmarks.studies import methods, norms, questions, records, reproduced, solver
 
 from drcl.lab.runs.read import find
 
@@ -82,6 +83,26 @@ def test_trials_of_one_set_are_replaced_and_others_stay(tmp_path):
     found = records.rows(to)
     assert [(row["set"], row["value"]) for row in found] == [("b", "1"), ("b", "2"), ("a", "3")]
     assert list(found[0])[5:16] == [f"task_{k}" for k in range(11)]
+
+
+@pytest.mark.parametrize(("diverging", "taken"), [((), "100"), ((100,), "1"), ((100, 1, 10), "10")])
+def test_a_strength_that_diverges_gives_way_to_the_next_best(tmp_path, monkeypatch, diverging, taken):
+    """Where all of them diverge, the table says so."""
+    scores = {1.0: 0.8, 10.0: 0.7, 100.0: 0.9}
+    trials = [SimpleNamespace(value=v, score=s, key="lam", outcome="done") for v, s in scores.items()]
+
+    def best(left):
+        return {"ewc": max(left, key=lambda trial: trial.score)} if left else {}
+
+    def seeds(row, given, out):
+        assert row["value"] == f"{given['method.lam']:g}"
+        return [row | ({"failed": "nan"} if given["method.lam"] in diverging else {"accuracy": "90.00"})]
+
+    monkeypatch.setattr(methods, "Tuning", lambda *_, **__: SimpleNamespace(run=lambda _: trials, best=best))
+    monkeypatch.setattr(methods, "seeds", seeds)
+    (row,) = methods.study("digits-permuted", "ewc", tmp_path)
+    assert row["value"] == taken
+    assert ("failed" in row) == (len(diverging) == 3)
 
 
 def test_every_stored_run_is_whole():
