@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +54,19 @@ def test_fetch_what_is_built_in_or_impossible(root: Path) -> None:
     assert done.exit_code == 1
     assert "get img_align_celeba.zip" in done.output
     assert "digits is built in" in done.output  # one failure does not stop the others
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_fetch_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch, how: int, code: int) -> None:
+    def stop(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), how)
+        time.sleep(5)  # it arrives at the latest here
+
+    monkeypatch.setattr(sys.modules["drcl.lab.data.fetch"], "_get", stop)
+    done = runner.invoke(app, ["data", "fetch", "mnist"])
+    assert done.exit_code == code, done.output
+    assert "stopped; what was not finished is left out" in done.stdout
+    assert not (root / "mnist").exists()
 
 
 def test_verify(root: Path, idx: Callable) -> None:

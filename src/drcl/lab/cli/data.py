@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drcl.lab.cli.arguments import Plugins, load
-from drcl.lab.cli.terminal import FAILURE, USAGE, console, say, told
+from drcl.lab.cli.terminal import FAILURE, USAGE, console, say, stoppable, told
 from drcl.lab.data.checks import verify as check
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.fetch import fetch as get
@@ -106,12 +106,13 @@ def verify(
 def _each(names: Iterable[str], work: Callable[[str], str]) -> None:
     """Do one after the other and report each result; a failure does not stop the rest."""
     failed = False
-    for name in names:
-        try:
-            say(work(name))
-        except (DataError, OSError) as reason:
-            console(stderr=True).print(Text(f"{name}: {reason}", style="red"), soft_wrap=True)
-            failed = True
+    with stoppable(lambda: "stopped; what was not finished is left out"):
+        for name in names:
+            try:
+                say(work(name))
+            except (DataError, OSError) as reason:
+                console(stderr=True).print(Text(f"{name}: {reason}", style="red"), soft_wrap=True)
+                failed = True
     if failed:
         raise typer.Exit(FAILURE)
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from drcl.lab.cli import paper_list
 from drcl.lab.cli.arguments import Data, Options, parsed
 from drcl.lab.cli.board import Board, Line, watch_all
-from drcl.lab.cli.terminal import FAILURE, INTERRUPTED, USAGE, console, fail, told
+from drcl.lab.cli.terminal import FAILURE, USAGE, console, fail, stoppable, told
 from drcl.lab.paper import ledger, tuning
 from drcl.lab.paper.contents import Paper
 from drcl.lab.paper.contents import paper as contents
@@ -129,16 +129,13 @@ def run(
             here.print(Text.assemble(job.config.name, (f"  {state}", "dim")), soft_wrap=True)
         return
     at_once = jobs or 1
-    try:
+    with stoppable(lambda: "stopped; the same command continues from there"):
         strengths = _tuned(here, searches, at_once)
         with told(USAGE, ValueError, TypeError):
             todo = sweep.jobs(
                 plan(paper, chosen, budget, given, data, strengths, seeds).only(*pick).configs, place, data
             )
         outcome = _sweep(here, todo, at_once, cluster, shared, jobs, quick=budget is Budget.smoke)
-    except KeyboardInterrupt:
-        here.print(Text("stopped; the same command continues from there", style="yellow"))
-        raise typer.Exit(INTERRUPTED) from None
     _close(here, paper, chosen, budget, place, outcome, own=out is not None)
     if outcome.failed:
         fail(f"{len(outcome.failed)} of {len(todo)} runs failed", FAILURE)
