@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drcl.directions.basis import TENSORS, Eigenbasis, as_weight
+from drcl.importance.base import importance_dtype
 
 
 def thin(a: Tensor, b: Tensor, turned: bool) -> tuple[Tensor, Tensor]:
@@ -45,7 +46,7 @@ class Adapter:
 
     def importance(self) -> tuple[Tensor, Tensor]:
         """What the product's importance makes of each weight of A and of B, for reports."""
-        whole = self.basis.diagonal()[0][0, 0]
+        whole = self.basis.at_work(importance_dtype(self.a)).diagonal()[0][0, 0]
         rows, columns = (t.detach().to(whole.dtype).square() for t in thin(self.a, self.b, self.turned))
         left, right = whole @ columns * self.scale**2, whole.mT @ rows * self.scale**2
         a, b = (left, right) if self.turned else (right, left)
@@ -113,11 +114,10 @@ class Pair:
             basis = Eigenbasis(None, None, whole.contiguous(), *sides, False)
         return Adapter(self.a, self.b, self.scale, self.turned, self.sketch(), basis)
 
-    def like(self, saved: Adapter) -> Adapter:
+    def like(self, saved: Adapter, dtype: torch.dtype) -> Adapter:
         """With copies of the importance of another that stands for the same product."""
         made = replace(saved, scale=self.scale, sketch=self.sketch())
-        wide = torch.float32 if self.a.dtype in (torch.float16, torch.bfloat16) else self.a.dtype
-        return cast(made, self.a, self.b, wide)
+        return cast(made, self.a, self.b, dtype)
 
     def has_merged(self, saved: Adapter) -> bool:
         """Whether the weight here has the saved product in it already; ValueError where it is another weight."""
@@ -281,9 +281,9 @@ def refuse_quantised(model: nn.Module) -> None:
             )
 
 
-def weight_importance(adapter: Adapter, weight: Tensor) -> Tensor:
-    """The importance of each weight of the layer, in its shape."""
-    return as_weight(adapter.basis.diagonal()[0], weight)
+def weight_importance(basis: Eigenbasis, weight: Tensor) -> Tensor:
+    """The importance of each weight of an adapter's layer, in its shape."""
+    return as_weight(basis.diagonal()[0], weight)
 
 
 def cast(adapter: Adapter, a: Tensor, b: Tensor, dtype: torch.dtype) -> Adapter:

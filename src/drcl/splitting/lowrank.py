@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from drcl.directions.adapters import Adapter, Pair, cast, pairs, thin
 from drcl.directions.lowrank import Product, Side
+from drcl.importance.base import importance_dtype
 from drcl.prox import Penalty
 from drcl.splitting.stability import penalty_of
 from drcl.splitting.step_size import Sizes, told_by_groups
@@ -76,15 +77,14 @@ def of_factors(held: Mapping[str, Adapter], named: Mapping[str, nn.Parameter]) -
     names, made = {p: n for n, p in named.items()}, {}
     for adapter in held.values():
         for p, values in zip((adapter.a, adapter.b), adapter.importance()):
-            wide = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
-            made[names[p]] = torch.empty_like(p, dtype=wide).copy_(values)  # type: ignore[index]
+            made[names[p]] = torch.empty_like(p, dtype=importance_dtype(p)).copy_(values)  # type: ignore[index]
     return made
 
 
 def anchored(optimizer: DRCL, adapter: Adapter) -> Adapter:
     """A copy with the factors that are protected."""
     a, b = (optimizer.state[p]["anchor"].clone() for p in (adapter.a, adapter.b))
-    return cast(adapter, a, b, adapter.basis.eigenvalues.dtype)
+    return cast(adapter, a, b, importance_dtype(adapter.a))
 
 
 def settle(optimizer: DRCL) -> None:
