@@ -67,7 +67,7 @@ class Sizes:
 
     def weights(self, p: Tensor, importance: Tensor) -> Tensor:
         """Importance, with the damping, times gamma at each weight over the sum of the rates."""
-        importance = importance.to(importance_dtype(p)) + self.damping
+        importance = importance + self.damping
         metric = _metric(self.optimizer, p)
         if metric is None:
             return importance * (self._measured([p]) * self.mean)
