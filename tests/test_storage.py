@@ -117,7 +117,7 @@ def test_directions_are_orthonormal_again_in_a_step(size):
 
 
 def test_many_steps_that_hold_nothing_leave_weights_where_they_are():
-    """Directions that were only rounded would let them grow or shrink by up to half a percent per step."""
+    """Directions that were only rounded would change them by up to a percent per step."""
     model, opt = learned("directions", storage=HALF, tasks=1)
     opt.consolidate(model, task(1), Kronecker(samples=40))
     with torch.no_grad():
