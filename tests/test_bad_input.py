@@ -313,6 +313,12 @@ def consolidations():
         ),
         "a class for an estimator": ([(x, y)], {"importance": Fisher}, TypeError, r"must be an estimator such as"),
         "labels of other length": ([(x, y[:3])], {}, ValueError, "disagree on the number of samples"),
+        "no labels where they are needed": (
+            [x],
+            {"importance": Fisher(labels="empirical")},
+            ValueError,
+            "needs labels, but the batch has none",
+        ),
         "labels out of range": (
             [(x, y + 7)],
             {"importance": Fisher(labels="empirical")},

@@ -4,13 +4,16 @@ One pair of processes runs all of `CHECKS`, functions of the rank; each test ask
 """
 
 import copy
+import dataclasses
 import datetime
+import importlib.util
 import json
 import traceback
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.directions.adapted import Adapted, adapted
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -71,7 +74,7 @@ def mine(data):
 
 def shard(model, **options):
     for module in model.children():
-        if isinstance(module, nn.Sequential | nn.Conv1d):
+        if isinstance(module, nn.Sequential | nn.Conv1d | Adapted):
             fully_shard(module, **options)
     return fully_shard(model, **options)
 
@@ -126,6 +129,11 @@ def alike(make, importance, **options):
     assert ours.bases.keys() == theirs.bases.keys()
     for name, basis in ours.bases.items():
         close({"values": basis.eigenvalues}, {"values": theirs.bases[name].eigenvalues}, 1e-5)
+    assert ours.adapters.keys() == theirs.adapters.keys()
+    for name, adapter in ours.adapters.items():
+        other = theirs.adapters[name]
+        close({"a": adapter.a, "b": adapter.b}, {"a": other.a, "b": other.b})
+        close({"values": adapter.basis.eigenvalues}, {"values": other.basis.eigenvalues}, 1e-5)
     assert opt.penalty() == pytest.approx(alone.penalty(), rel=1e-3)
     opt.eval()
     alone.eval()
@@ -523,6 +531,117 @@ def a_wrapped_optimizer_is_not_stepped_by_being_saved():
     opt.zero_grad()
     get_optimizer_state_dict(model, opt)
     assert {float(state["step"]) for state in opt.inner.state.values()} == {3.0}
+
+
+# -- adapters, which are held by the product of two sharded factors ----------------------------------------------------
+
+
+def trained(model):
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+LOW_RANK = {
+    "momentum": lambda m: DRCL(trained(m), lr=0.1, momentum=0.9, strength=0.1, prox="l2"),
+    "reflection": lambda m: DRCL(trained(m), lr=0.1, strength=0.1, prox="l1", splitting="douglas-rachford"),
+    "adam": lambda m: DRCL.around(torch.optim.AdamW(trained(m), lr=0.01), strength=0.1, prox="l2", plasticity_steps=2),
+    "measured": lambda m: DRCL.around(torch.optim.RMSprop(trained(m), lr=0.01), strength=0.1, prox="l2"),
+    "auto": lambda m: DRCL.around(torch.optim.AdamW(trained(m), lr=0.01), plasticity_steps=2),
+}
+
+
+@check
+def adapters_are_those_of_one_process():
+    for name, make in LOW_RANK.items():
+        # Labels are drawn by each process for itself, and "auto" draws them; MAS has none.
+        for importance in (MAS(),) if name == "auto" else (Kronecker(labels="exact"), Fisher(labels="exact")):
+            opt, alone = alike(make, importance, net=adapted, dtype=torch.double)
+            assert len(opt.progress.adapters) == 2
+            assert opt.strengths == pytest.approx(alone.strengths, rel=1e-6)
+
+
+@check
+def an_adapter_that_nobody_protects_goes_elsewhere():
+    """So that the comparison above is not one of steps that hold nothing."""
+    (held, opt), (loose, _) = (learn(make, Kronecker(), True, net=adapted) for make in (LOW_RANK["adam"], _loose))
+    assert opt.penalty() > 0
+    assert any(float((weights(held)[n] - w).abs().max()) > 1e-3 for n, w in weights(loose).items())
+
+
+def _loose(model):
+    return DRCL.around(torch.optim.AdamW(trained(model), lr=0.01), strength=0.0, prox="l2", plasticity_steps=2)
+
+
+@check
+def an_anchor_of_adapters_enters_any_number_of_processes(folder):
+    make = LOW_RANK["adam"]
+    model, opt = learn(make, Kronecker(), True, net=adapted, tasks=2)
+    anchor = opt.anchor
+    if dist.get_rank() == 0:
+        anchor.save(f"{folder}/adapters.safetensors")
+    dist.barrier()
+    found = Anchor.load(f"{folder}/adapters.safetensors")
+    ended = {n: (a.a.clone(), a.b.clone()) for n, a in found.adapters.items()}
+    for rank in (2, 3):  # the second one is larger than the saved one
+        spread, alone = shard(adapted(rank=rank)), adapted(rank=rank)
+        one, other = make(spread), make(alone)
+        one.protect(spread, found)
+        other.protect(alone, found)
+        close(weights(spread), weights(alone))
+        for name, (a, b) in ended.items():
+            close({name: one.anchor.adapters[name].product()}, {name: found.adapters[name].scale * b @ a})
+        train(spread, one, mine(batches(5)))
+        train(alone, other, batches(5))
+        close(weights(spread), weights(alone), 1e-5)
+    with pytest.raises(drcl.anchor.AnchorError, match="another adapter"):
+        opt.protect(model, dataclasses.replace(anchor, adapters={"9.base_layer.weight": anchor.adapters.popitem()[1]}))
+
+
+@check
+def a_checkpoint_of_adapters_goes_on_exactly(folder):
+    for name, make in (("adam", LOW_RANK["adam"]), ("momentum", LOW_RANK["momentum"])):
+        model, opt = learn(make, Kronecker(), True, net=adapted)
+        checkpoint.save(f"{folder}/adapters {name}", model, opt)
+        train(model, opt, mine(batches(8)))
+        other = shard(adapted())
+        again = make(other)
+        checkpoint.load(f"{folder}/adapters {name}", other, again)
+        train(other, again, mine(batches(8)))
+        assert all(torch.equal(t, weights(other)[n]) for n, t in weights(model).items())
+
+
+@check
+def adapters_of_peft():
+    if importlib.util.find_spec("peft") is None:
+        return
+    from peft import LoraConfig, get_peft_model
+
+    def net():
+        torch.manual_seed(1)
+        plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        return get_peft_model(plain, LoraConfig(r=3, target_modules=["0", "2"], init_lora_weights=False))
+
+    alike(LOW_RANK["adam"], Kronecker(labels="exact"), net=net, dtype=torch.double)
+
+
+# -- importance and directions in 16 bits ------------------------------------------------------------------------------
+
+
+@check
+def storage_in_16_bits(folder):
+    def make(model):
+        return DRCL(model.named_parameters(), lr=0.1, momentum=0.9, preset="directions", storage=torch.bfloat16)
+
+    for importance in (Kronecker(labels="exact"), Fisher(labels="exact")):
+        (model, opt), (whole, _) = (learn(make, importance, spread) for spread in (True, False))
+        assert {opt.state[p]["importance"].dtype for p in model.parameters()} == {torch.bfloat16}
+        close(weights(model), weights(whole), 1e-3)
+        checkpoint.save(f"{folder}/16 bits {type(importance).__name__}", model, opt)
+        train(model, opt, mine(batches(8)))
+        other = shard(network())
+        again = make(other)
+        checkpoint.load(f"{folder}/16 bits {type(importance).__name__}", other, again)
+        train(other, again, mine(batches(8)))
+        assert all(torch.equal(t, weights(other)[n]) for n, t in weights(model).items())
 
 
 # -- running them ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from benchmarks.studies import methods, norms, questions, records, reproduced, solver
+from benchmarks.studies import methods, norms, questions, records, reproduced, solver, storage
 
 from drcl.lab.runs.read import find
 
@@ -160,3 +160,14 @@ def test_a_norms_run_leaves_the_test_data_alone():
             assert len(task.valid_x) <= norms.VALID
     assert all((part == seen[0]).all() for part in seen)
     assert len(seen[0]) == 397
+
+
+def test_a_table_of_storage_compares_the_same_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "RUNS", tmp_path / "runs.csv")
+    found = {"float32": ("90.00", "94.00"), "bfloat16": ("89.00", "94.50")}
+    lines = [f"auto,{kept},{seed},{found[kept][seed]},95.00,20,4e-3,1e-6" for kept in found for seed in (0, 1)]
+    (tmp_path / "runs.csv").write_text("\n".join([",".join(storage.FIELDS), *lines]), encoding="utf-8")
+    plain, half = storage.markdown().splitlines()[2:]
+    assert plain.split(" | ")[1:7] == ["float32", "2", "20.0", "92.0", "95.0", ""]
+    # The seeds lost 1.0 and won 0.5.
+    assert half.split(" | ")[1:7] == ["bfloat16", "2", "20.0", "91.8", "95.0", "0.2"]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from drcl import sharding
 from drcl.directions.adapters import Adapter, Pair, matched, pairs
-from drcl.directions.basis import TENSORS, Eigenbasis, bias_of
+from drcl.directions.basis import TENSORS, Eigenbasis, bias_of, orthonormal
 from drcl.preserve import check_model
 from drcl.version import __version__
 
@@ -99,8 +99,7 @@ def _widened(key: str, t: Tensor) -> Tensor:
         return t
     t = t.float()
     if key.startswith(tuple(f"{p}{k}/" for p in (_BASIS, _ADAPTER) for k in ("inputs", "outputs"))) and t.ndim == 3:
-        for _ in range(2):  # Newton's iteration to the nearest orthonormal columns
-            t = 1.5 * t - 0.5 * t @ (t.mT @ t)
+        t = orthonormal(t)
     return t
 
 

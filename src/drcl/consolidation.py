@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from drcl import norms, ranks, sharding
 from drcl.anchor import Anchor, AnchorError, own_buffers, own_names, provenance
 from drcl.directions.adapters import refuse_quantised, weight_importance
-from drcl.directions.basis import Eigenbasis, bias_of
+from drcl.directions.basis import TENSORS, Eigenbasis, bias_of
 from drcl.directions.kronecker import Kronecker
 from drcl.importance.accumulation import accumulated, in_unit, keep_of
-from drcl.importance.base import History, Importance, Measured, measure_of
+from drcl.importance.base import History, Importance, Measured, importance_dtype, measure_of
 from drcl.importance.fisher import Fisher
 from drcl.preserve import check_model
 from drcl.prox import check_on_directions, check_on_weights
@@ -30,7 +30,7 @@ from drcl.splitting import auto, plasticity
 from drcl.splitting import lowrank as products
 from drcl.splitting.checks import check_parameters, check_plain
 from drcl.splitting.directions import Layer
-from drcl.state import importance_dtype, laid_out_like
+from drcl.state import laid_out_like, placed, stored_dtype
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -86,11 +86,13 @@ def history(optimizer: DRCL, named: dict[str, nn.Parameter], pairs: Collection[s
     """What the earlier tasks left, for an estimator that has to know. `pairs` names weights that adapters add to."""
     where = {p: i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
     state = {name: optimizer.state.get(p, {}) for name, p in named.items()}
-    bases = {name: optimizer.progress.layers[p].basis for name, p in named.items() if p in optimizer.progress.layers}
-    importance = {name: sharding.full(s["importance"]) for name, s in state.items() if "importance" in s}
+    wide = {name: importance_dtype(p) for name, p in named.items()}
+    along = {name: optimizer.progress.layers[p].basis for name, p in named.items() if p in optimizer.progress.layers}
+    along |= {name: adapter.basis for name, adapter in optimizer.progress.adapters.items() if name in pairs}
+    bases = {name: basis.at_work(wide[name], TENSORS) for name, basis in along.items()}
+    importance = {n: sharding.full(s["importance"]).to(wide[n]) for n, s in state.items() if "importance" in s}
     for name in optimizer.progress.adapters.keys() & pairs:
-        adapter = optimizer.progress.adapters[name]
-        bases[name], importance[name] = adapter.basis, weight_importance(adapter, named[name])
+        importance[name] = weight_importance(bases[name], named[name])
     return History(
         bases=bases,
         importance=importance,
@@ -102,13 +104,13 @@ def history(optimizer: DRCL, named: dict[str, nn.Parameter], pairs: Collection[s
     )
 
 
-def layers(named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict[Tensor, Layer]:
+def layers(optimizer: DRCL, named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict[Tensor, Layer]:
     """By weight, with the bias that each basis includes."""
     found = {}
     for name, basis in bases.items():
         p = named[name]
         bias = named[bias_of(name)] if basis.bias else None
-        found[p] = Layer(basis.cast(p, importance_dtype(p)), bias)
+        found[p] = Layer(basis.cast(p, stored_dtype(optimizer, p)), bias)
     return found
 
 
@@ -230,9 +232,9 @@ def measure(
         check_on_directions(optimizer.solver.prox)
     optimizer.eval()
     for name, p in named.items():
-        optimizer.state[p]["importance"] = _placed(p, total[name])
-    optimizer.progress.layers = layers(named, bases)
-    optimizer.progress.adapters = {n: pairs[n].like(h) for n, h in held.items()}
+        optimizer.state[p]["importance"] = placed(optimizer, p, total[name])
+    optimizer.progress.layers = layers(optimizer, named, bases)
+    optimizer.progress.adapters = {n: pairs[n].like(h, stored_dtype(optimizer, pairs[n].a)) for n, h in held.items()}
     start_task(optimizer, model, named)
     auto.start_task(optimizer, optimizer.progress.steps)
     norms.keep_task(optimizer)
@@ -267,7 +269,7 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
     pairs = [(optimizer.name_of(p), state) for p, state in held]
     return Anchor(
         weights={name: _whole_copy(state["anchor"]) for name, state in pairs},
-        importance={name: _whole_copy(state["importance"]) for name, state in pairs},
+        importance={n: _whole_copy(s["importance"].to(importance_dtype(s["anchor"]))) for n, s in pairs},
         bases={
             optimizer.name_of(p): optimizer.progress.layers[p].basis.cast(p, importance_dtype(p))
             for p, _ in held
@@ -287,11 +289,6 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
             **_report(optimizer),
         ),
     )
-
-
-def _placed(p: Tensor, importance: Tensor) -> Tensor:
-    """Spread as the parameter is, if that is."""
-    return laid_out_like(p, importance, importance.dtype) if sharding.is_sharded(p) else importance
 
 
 def _whole_copy(t: Tensor) -> Tensor:
@@ -353,18 +350,20 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
     norms.check(model, rows)
     norms.tell(optimizer, model)
     optimizer.eval()
-    optimizer.progress.layers = layers(held, anchor.bases)
+    optimizer.progress.layers = layers(optimizer, held, anchor.bases)
     optimizer.progress.adapters = {}
     for _, state in optimizer.protected():
         for key in ("anchor", "importance", "z"):
             state.pop(key, None)
     for name, p in held.items():
-        optimizer.state[p]["importance"] = importance[name]
+        optimizer.state[p]["importance"] = placed(optimizer, p, importance[name])
     anchor.restore(model)
-    optimizer.progress.adapters = {name: pair.like(anchor.adapters[name]) for name, pair in pairs.items()}
+    optimizer.progress.adapters = {
+        name: pair.like(anchor.adapters[name], stored_dtype(optimizer, pair.a)) for name, pair in pairs.items()
+    }
     held |= {n: p for n, p in named.items() if p in products.factors(optimizer)}
     for name, values in products.of_factors(optimizer.progress.adapters, named).items():
-        optimizer.state[named[name]]["importance"] = values
+        optimizer.state[named[name]]["importance"] = placed(optimizer, named[name], values)
     start_task(optimizer, model, held)
     auto.start_task(optimizer, steps)
     optimizer.progress.statistics = rows

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from drcl import sharding
 from drcl.anchor import Anchor, adapters_in, own_names
-from drcl.directions.adapters import product
+from drcl.directions.adapters import gathered, product
 from drcl.directions.basis import bias_of
 from drcl.preserve import check_model
 
@@ -220,8 +220,8 @@ def drift(model: nn.Module, anchor: Anchor) -> Drift:
     # In the model's order; a file keeps its own.
     pairs = {name: (anchor.weights[name].to(w.device), w) for name, w in own.items() if name in anchor.weights}
     for name, pair in adapters_in(model, anchor).items():
-        saved, weight = anchor.adapters[name], pair.weight.detach().flatten(1).float()
-        now = product(pair.a.detach(), pair.b.detach(), pair.scale, pair.turned).float()
+        saved, weight = anchor.adapters[name], sharding.full(pair.weight.detach()).flatten(1).float()
+        now = product(*gathered(pair.a, pair.b), pair.scale, pair.turned).float()
         without = weight - now if pair.merged else weight
         before = without if pair.has_merged(saved) else without + saved.product().to(weight)
         pairs[name] = before, without + now

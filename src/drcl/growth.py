@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from drcl import sharding
 from drcl.directions.basis import Eigenbasis
+from drcl.importance.base import importance_dtype
 from drcl.prox import check_on_weights
 from drcl.splitting import lowrank
 from drcl.splitting.checks import TENSORS
 from drcl.splitting.directions import Layer
-from drcl.state import importance_dtype
+from drcl.state import stored_dtype
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -65,8 +66,9 @@ def grow(optimizer: DRCL, old: Tensor, new: nn.Parameter, rows: Iterable[int] | 
         _check_free_of(optimizer, new)
     own, inner = _states(optimizer, group, old, spread) if before is not None else ({}, {})
     if "importance" in own:
+        wide = importance_dtype(new)
         target = new.detach() if old is new else spread(old.detach(), new.detach())
-        check_on_weights(optimizer.solver.prox, {optimizer.name_of(old): (target, own["importance"])})
+        check_on_weights(optimizer.solver.prox, {optimizer.name_of(old): (target, own["importance"].to(wide))})
     layers = _layers(optimizer, old, new, places)
     # Nothing has changed so far, and nothing below can be refused.
     name, named = optimizer.name_of(old), optimizer.is_named(old)
@@ -198,7 +200,7 @@ def _states(
         if follows(value):
             own[key] = spread(value, new.detach() if key in WEIGHTS else 0.0)
     if "importance" in own:
-        own["importance"] = own["importance"].to(importance_dtype(new))
+        own["importance"] = own["importance"].to(stored_dtype(optimizer, new))
     inner = {} if optimizer.inner is None else dict(optimizer.inner.state.get(old, {}))
     for key, value in inner.items():
         if follows(value):

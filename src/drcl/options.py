@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -180,6 +181,11 @@ def wrapped(optimizer: Any, own: type, arguments: Mapping[str, Any]) -> None:
         raise TypeError("preset='paper' works only with plain SGD: give it to DRCL(params), not to around()")
 
 
+def param_group(given: Any) -> None:
+    if not isinstance(given, dict) or given.get("params") is None:
+        raise TypeError(f"param_group must be a dict with 'params', such as {{'params': [...]}}, not {given!r}")
+
+
 def closure(given: Any) -> None:
     if given is not None and not callable(given):
         raise TypeError(f"closure={given!r} must be a function that runs backward() and returns the loss, or None")
@@ -256,6 +262,7 @@ class Solver:
     importance: Callable[[], Importance]  # what ``consolidate`` takes where none is given
     norms: str = DEFAULT
     horizon: int | None = None
+    storage: torch.dtype | None = None
     says_norms: bool = True  # nobody has chosen that policy: say what it does
 
     def __post_init__(self) -> None:
@@ -270,11 +277,24 @@ class Solver:
             number("tolerance", self.tolerance)
         if self.horizon is not None:
             count("horizon", self.horizon)
+        if self.storage not in (None, torch.bfloat16):
+            raise ValueError(
+                f"storage={self.storage!r} must be torch.bfloat16, or None to keep every digit; no other type of 16 "
+                "bits spans what importance does"
+            )
         if self.plasticity_steps > 1 and (self.iterations > 1 or self.splitting == "implicit"):
             raise ValueError(
                 "plasticity_steps, iterations and splitting='implicit' are different readings of one loop; with "
                 "plasticity_steps above 1 leave iterations at 1 and choose another splitting"
             )
+
+
+def refuse_without_closure(solver: Solver, inner: Optimizer | None) -> None:
+    wrapped = "" if inner is None else f" around {type(inner).__name__}"
+    raise ValueError(
+        f"splitting={solver.splitting!r} with iterations={solver.iterations}{wrapped} evaluates the loss several "
+        "times: call opt.step(closure), where closure() clears the gradients, runs backward() and returns the loss"
+    )
 
 
 def _strength(options: dict[str, Any], solver: Solver) -> None:

@@ -118,6 +118,11 @@ def part(values: Tensor, like: Tensor) -> Tensor:
     return values
 
 
+def put(t: Tensor, values: Tensor) -> None:
+    """Write into a tensor; of `values` for the whole of a sharded one this process's part."""
+    local(t).copy_(part(values, t))
+
+
 def apart(t: Tensor, p: Tensor) -> bool:
     """Whether one of the two is spread in another way than the other."""
     if not is_sharded(t) and not is_sharded(p):

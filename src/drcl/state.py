@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from drcl import norms, options, sharding
 from drcl.directions.adapters import Adapter, cast
 from drcl.directions.basis import Eigenbasis
+from drcl.importance.base import importance_dtype
 from drcl.splitting import auto
 from drcl.splitting.checks import TENSORS
 from drcl.splitting.directions import Layer
@@ -75,9 +76,17 @@ PLAIN = (
 )
 
 
-def importance_dtype(p: Tensor) -> torch.dtype:
-    """Importance spans many orders of magnitude: never kept in 16 bits."""
-    return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+def stored_dtype(optimizer: DRCL, p: Tensor) -> torch.dtype:
+    """The type that importance and directions of a parameter are kept in from step to step."""
+    return optimizer.solver.storage or importance_dtype(p)
+
+
+def placed(optimizer: DRCL, p: Tensor, importance: Tensor) -> Tensor:
+    """Importance as it is kept: in the type of `stored_dtype`, spread as the parameter is."""
+    dtype = stored_dtype(optimizer, p)
+    return (
+        importance if importance.dtype is dtype and not sharding.is_sharded(p) else laid_out_like(p, importance, dtype)
+    )
 
 
 def laid_out_like(p: Tensor, values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -269,7 +278,7 @@ def unpack(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
     for p, entry in _entries(optimizer, state_dict):
         for key in TENSORS:
             if entry.get(key) is not None:
-                dtype = importance_dtype(p) if key == "importance" else None
+                dtype = stored_dtype(optimizer, p) if key == "importance" else None
                 optimizer.state[p][key] = laid_out_like(p, entry[key], dtype)
     if optimizer.inner is not None:
         optimizer.inner.load_state_dict(copy.deepcopy(state_dict["inner"]))
@@ -331,7 +340,7 @@ def _unpacked_layers(optimizer: DRCL, entries: Sequence[Mapping[str, Any]]) -> I
             raise ValueError(
                 f"parameter {optimizer.name_of(weight)!r}: {reason}; load it into an optimizer over the same model"
             ) from None
-        yield weight, Layer(basis.cast(weight, importance_dtype(weight)), bias)
+        yield weight, Layer(basis.cast(weight, stored_dtype(optimizer, weight)), bias)
 
 
 def _packed_adapters(optimizer: DRCL) -> list[dict[str, Any]]:
@@ -365,4 +374,4 @@ def _unpacked_adapters(optimizer: DRCL, entries: Sequence[Mapping[str, Any]]) ->
             raise ValueError(
                 f"the adapter of {name!r}: {reason}; load it into an optimizer over the same model"
             ) from None
-        yield name, cast(adapter, a, b, importance_dtype(a))
+        yield name, cast(adapter, a, b, stored_dtype(optimizer, a))

@@ -1,5 +1,6 @@
 """Continual fine-tuning with the real Trainer: the same as a loop by hand, checkpoints, resuming, what is refused."""
 
+import types
 import warnings
 
 import pytest
@@ -249,6 +250,17 @@ def test_a_checkpoint_that_lies_elsewhere(tmp_path, anchor):
         make(made)
         made.train(resume_from_checkpoint=moved)
         assert equal(weights(made.model), weights(whole.model))
+
+
+@pytest.mark.parametrize("holder", [types.SimpleNamespace(optimizer=object()), object(), None])
+def test_a_trainer_without_an_optimizer_that_drcl_can_go_around(tmp_path, anchor, holder):
+    made, kept = trainer(tmp_path), Continual(anchor=anchor, normalise="task")
+    before = weights(made.model)
+    with pytest.raises(TypeError, match=r"the trainer's optimizer is a .*; DRCL goes around optimizers of torch"):
+        kept.on_train_begin(made.args, made.state, made.control, optimizer=holder, model=made.model)
+    assert equal(before, weights(made.model))
+    with pytest.raises(RuntimeError, match="before training has begun"):
+        kept.on_step_begin(made.args, made.state, made.control)
 
 
 def test_an_anchor_of_another_model(tmp_path, anchor):

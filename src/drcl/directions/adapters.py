@@ -13,13 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drcl import sharding
 from drcl.directions.basis import TENSORS, Eigenbasis, as_weight
+from drcl.importance.base import importance_dtype
 
 
 def thin(a: Tensor, b: Tensor, turned: bool) -> tuple[Tensor, Tensor]:
     """The product's factors as it lies in the weight, [rows, r] and [columns, r]."""
     a, b = a.flatten(1).mT, b.flatten(1)
     return (a, b) if turned else (b, a)
+
+
+def gathered(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both factors in whole: they are small, and every process of a sharded model has to ask."""
+    return sharding.full(a.detach()), sharding.full(b.detach())
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,8 @@ class Adapter:
 
     def importance(self) -> tuple[Tensor, Tensor]:
         """What the product's importance makes of each weight of A and of B, for reports."""
-        whole = self.basis.diagonal()[0][0, 0]
-        rows, columns = (t.detach().to(whole.dtype).square() for t in thin(self.a, self.b, self.turned))
+        whole = self.basis.at_work(importance_dtype(self.a)).diagonal()[0][0, 0]
+        rows, columns = (t.to(whole.dtype).square() for t in thin(*gathered(self.a, self.b), self.turned))
         left, right = whole @ columns * self.scale**2, whole.mT @ rows * self.scale**2
         a, b = (left, right) if self.turned else (right, left)
         return a.mT.reshape(self.a.shape), b.reshape(self.b.shape)
@@ -76,7 +83,7 @@ class Adapter:
         if self.sketch.shape != self.shape[:1] or self.basis.bias:
             raise ValueError(f"an adapter of shape {self.shape} does not fit what is kept of its weight")
         for name, t in (("A", a), ("B", b), ("sketch", self.sketch), ("scale", torch.tensor(self.scale))):
-            if not bool(torch.isfinite(t).all()):
+            if not bool(torch.isfinite(sharding.local(t)).all()):
                 raise ValueError(f"the {name} of an adapter holds NaN or infinite values")
         self.basis.check(torch.Size(self.shape))
 
@@ -98,11 +105,11 @@ class Pair:
 
     def sketch(self) -> Tensor:
         """The weight times a random vector, always the same one: enough to tell whether the weight has changed."""
-        found = sketched(self.weight.detach().flatten(1))
+        found = sketched(sharding.full(self.weight.detach()).flatten(1))
         return found - self.product_sketch() if self.merged else found
 
     def product_sketch(self) -> Tensor:
-        rows, columns = (t.detach().float() for t in thin(self.a, self.b, self.turned))
+        rows, columns = (t.float() for t in thin(*gathered(self.a, self.b), self.turned))
         return self.scale * (rows @ sketched(columns.mT))
 
     def held(self, importance: Tensor, basis: Eigenbasis | None) -> Adapter:
@@ -113,11 +120,10 @@ class Pair:
             basis = Eigenbasis(None, None, whole.contiguous(), *sides, False)
         return Adapter(self.a, self.b, self.scale, self.turned, self.sketch(), basis)
 
-    def like(self, saved: Adapter) -> Adapter:
+    def like(self, saved: Adapter, dtype: torch.dtype) -> Adapter:
         """With copies of the importance of another that stands for the same product."""
         made = replace(saved, scale=self.scale, sketch=self.sketch())
-        wide = torch.float32 if self.a.dtype in (torch.float16, torch.bfloat16) else self.a.dtype
-        return cast(made, self.a, self.b, wide)
+        return cast(made, self.a, self.b, dtype)
 
     def has_merged(self, saved: Adapter) -> bool:
         """Whether the weight here has the saved product in it already; ValueError where it is another weight."""
@@ -138,13 +144,14 @@ class Pair:
     @torch.no_grad()
     def take(self, saved: Adapter) -> None:
         """Put the saved product into the adapter: nothing, where the weight has it already."""
-        if self.has_merged(saved):
-            self.b.zero_()
-            return
-        a, b = fitted(saved, self.a.shape[0])
-        self.a[: len(a)].copy_(a)
-        self.b.zero_()
-        self.b[:, : b.shape[1]].copy_(b * (saved.scale / self.scale) if saved.scale != self.scale else b)
+        down, up = (t.clone() for t in gathered(self.a, self.b))
+        up.zero_()
+        if not self.has_merged(saved):
+            a, b = fitted(saved, self.a.shape[0])
+            down[: len(a)].copy_(a)
+            up[:, : b.shape[1]].copy_(b * (saved.scale / self.scale) if saved.scale != self.scale else b)
+        sharding.put(self.a, down)
+        sharding.put(self.b, up)
 
 
 def fitted(saved: Adapter, rank: int) -> tuple[Tensor, Tensor]:
@@ -247,10 +254,10 @@ def _weight(factor: Any) -> Any:
 def _check(module: Any, base: Any, name: str, key: str, a: Tensor, b: Tensor, turned: bool) -> None:
     """ValueError unless the layer adds scale * B A to its weight."""
     for p in (a, b, getattr(base, "weight", a)):
-        if type(p).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        if not sharding.is_sharded(p) and type(p).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise ValueError(
-                f"the adapter of {name!r} has a {type(p).__name__}, whose values lie in other tensors (sharded or "
-                "quantised); adapters are held by their product where they are whole: train them without sharding, or "
+                f"the adapter of {name!r} has a {type(p).__name__}, whose values lie in other tensors (quantised, "
+                "say); adapters are held by their product in ordinary tensors or those of FSDP2: load them as such, or "
                 "put their parameters in a group with free=True"
             )
     use_dora = getattr(module, "use_dora", {})
@@ -281,9 +288,9 @@ def refuse_quantised(model: nn.Module) -> None:
             )
 
 
-def weight_importance(adapter: Adapter, weight: Tensor) -> Tensor:
-    """The importance of each weight of the layer, in its shape."""
-    return as_weight(adapter.basis.diagonal()[0], weight)
+def weight_importance(basis: Eigenbasis, weight: Tensor) -> Tensor:
+    """The importance of each weight of an adapter's layer, in its shape."""
+    return as_weight(basis.diagonal()[0], weight)
 
 
 def cast(adapter: Adapter, a: Tensor, b: Tensor, dtype: torch.dtype) -> Adapter:

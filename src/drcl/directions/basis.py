@@ -13,7 +13,7 @@ kernel positions are kept apart (``convolutions="channels"``) has one per positi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -114,8 +114,15 @@ class Eigenbasis:
 
     def cast(self, like: Tensor, dtype: torch.dtype) -> Eigenbasis:
         """A copy of its own on another device or in another type."""
-        made = {n: t.detach().to(like.device, dtype, copy=True).contiguous() for n, t in self.tensors().items()}
+        wide = self.at_work(dtype, TENSORS) if dtype.itemsize > 2 else self
+        made = {n: t.detach().to(like.device, dtype, copy=True).contiguous() for n, t in wide.tensors().items()}
         return replace(self, **made)  # type: ignore[arg-type]
+
+    def at_work(self, wide: torch.dtype, names: Sequence[str] = TENSORS[:3]) -> Eigenbasis:
+        """What a step computes with: parts that are stored in 16 bits are widened, directions orthonormal again."""
+        narrow = {name: t for name, t in self.tensors().items() if name in names and t.dtype is torch.bfloat16}
+        made = {n: orthonormal(t.to(wide)) if n in ("inputs", "outputs") else t.to(wide) for n, t in narrow.items()}
+        return replace(self, **made) if made else self  # type: ignore[arg-type]
 
     def difference(self, weight: tuple[Tensor, Tensor], bias: tuple[Tensor, Tensor] | None) -> Tensor:
         """One minus the other of each pair, as [groups, positions, outputs, inputs]; a bias without a pair is zero."""
@@ -234,6 +241,13 @@ class Eigenbasis:
                 raise ValueError(f"the {name} of a Kronecker basis hold NaN or infinite values")
         if bool((self.eigenvalues < 0).any()):
             raise ValueError("the eigenvalues of a Kronecker basis must be >= 0")
+
+
+def orthonormal(directions: Tensor) -> Tensor:
+    """The nearest orthonormal columns of some that are so but for the rounding to 16 bits, by Newton's iteration."""
+    for _ in range(2):
+        directions = 1.5 * directions - 0.5 * directions @ (directions.mT @ directions)
+    return directions
 
 
 def bias_of(name: str) -> str:

@@ -19,7 +19,7 @@ from drcl.per_sample.plan import Forward
 if TYPE_CHECKING:
     from drcl.directions.basis import Eigenbasis
 
-__all__ = ["History", "Importance", "Measured", "check_history", "measure_of"]
+__all__ = ["History", "Importance", "Measured", "check_history", "importance_dtype", "measure_of"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class History:
     keep: float = 0.0  # how much of it stays
     normalise: str = "global"  # the unit of a new task, see `accumulation.task_sum`
     groups: Mapping[str, int] = field(default_factory=dict)  # a bias of another group is not part of its layer
+
+
+def importance_dtype(p: torch.Tensor) -> torch.dtype:
+    """What importance is computed in: it spans many orders of magnitude, and 16 bits have too few digits to add up."""
+    return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
 
 
 def check_history(history: Any) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from drcl import sharding
 from drcl.directions.coordinates import Coordinates
+from drcl.importance.base import importance_dtype
 from drcl.options import AUTO
 from drcl.splitting.step_size import rate
 
@@ -67,14 +68,15 @@ def watch(optimizer: DRCL) -> None:
                 beside = None if bias is None or bias.grad is None else sharding.full(bias.grad)
                 total += weight * _along(layers[p].basis, g, beside, group["damping"])
             else:
-                importance = sharding.full(optimizer.state[p]["importance"]) + group["damping"]
+                importance = sharding.full(optimizer.state[p]["importance"]).to(importance_dtype(p)) + group["damping"]
                 total += weight * _sorted(importance, g.to(importance.dtype).square())
     seen = progress.energy or [0.0] * PLACES
     progress.energy = [a + b for a, b in zip(seen, total.tolist())]
 
 
 def _along(basis: Any, g: Tensor, bias: Tensor | None, damping: float) -> Tensor:
-    wide = basis.eigenvalues.dtype
+    wide = importance_dtype(g)
+    basis = basis.at_work(wide)
     parts = [t.to(wide) for t in (g, bias) if t is not None]
     pairs = [(t, torch.zeros_like(t)) for t in parts]
     at = Coordinates(basis, basis.difference(pairs[0], pairs[1] if len(pairs) > 1 else None))

@@ -16,12 +16,13 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from drcl import sharding
+from drcl.importance.base import importance_dtype
 from drcl.prox import Box, Penalty
 from drcl.splitting import native
 
@@ -194,6 +195,11 @@ def _fall_back(backend: str, reason: str) -> None:
 
 def take(weights: Sequence[Weight], step: Step, backend: str = "auto") -> None:
     """One splitting step, in place, on every weight."""
+    narrow = [w for w in weights if w.importance.dtype is torch.bfloat16]
+    for w in narrow:  # stored in 16 bits (DRCL(storage=...)): one at a time is widened, and let go again
+        take([replace(w, importance=w.importance.to(importance_dtype(w.y)))], step, backend)
+    if narrow:
+        weights = [w for w in weights if w.importance.dtype is not torch.bfloat16]
     batches: dict[tuple[str, torch.dtype, torch.device, bool, bool], list[Weight]] = {}
     weights = _on_shards(weights, step)
     fused = backend in ("auto", "native") and step.penalty.mix is not None and any(w.y.is_cpu for w in weights)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from drcl.directions.adapters import Adapter, Pair, cast, pairs, thin
+from drcl import sharding
+from drcl.directions.adapters import Adapter, Pair, cast, gathered, pairs, thin
+from drcl.directions.basis import Eigenbasis
 from drcl.directions.lowrank import Product, Side
+from drcl.importance.base import importance_dtype
 from drcl.prox import Penalty
 from drcl.splitting.stability import penalty_of
 from drcl.splitting.step_size import Sizes, told_by_groups
@@ -76,15 +79,16 @@ def of_factors(held: Mapping[str, Adapter], named: Mapping[str, nn.Parameter]) -
     names, made = {p: n for n, p in named.items()}, {}
     for adapter in held.values():
         for p, values in zip((adapter.a, adapter.b), adapter.importance()):
-            wide = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
-            made[names[p]] = torch.empty_like(p, dtype=wide).copy_(values)  # type: ignore[index]
+            made[names[p]] = torch.empty_like(p, dtype=importance_dtype(p))  # type: ignore[index]
+            sharding.put(made[names[p]], values)  # type: ignore[index]
     return made
 
 
 def anchored(optimizer: DRCL, adapter: Adapter) -> Adapter:
-    """A copy with the factors that are protected."""
-    a, b = (optimizer.state[p]["anchor"].clone() for p in (adapter.a, adapter.b))
-    return cast(adapter, a, b, adapter.basis.eigenvalues.dtype)
+    """A copy with the factors that are protected; gathered from processes it comes to the CPU."""
+    kept = [optimizer.state[p]["anchor"] for p in (adapter.a, adapter.b)]
+    a, b = (sharding.full(t).cpu() if sharding.is_sharded(t) else t.clone() for t in kept)
+    return cast(adapter, a, b, importance_dtype(adapter.a))
 
 
 def settle(optimizer: DRCL) -> None:
@@ -105,11 +109,13 @@ def settle(optimizer: DRCL) -> None:
 
 
 def _settle(optimizer: DRCL, adapter: Adapter, where: dict[Tensor, tuple[dict[str, Any], float]]) -> None:
+    """Of sharded factors every process gathers both, solves for all rows and keeps its own."""
     reflect = optimizer.solver.splitting != "forward-backward"
     states = [optimizer.state[p] for p in (adapter.a, adapter.b)]
-    starts = [s.get("start", p) for s, p in zip(states, (adapter.a, adapter.b))]
-    asked = [2 * p - y if reflect else p for p, y in zip((adapter.a, adapter.b), starts)]
-    anchors = [s["anchor"] for s in states]
+    arrived = gathered(adapter.a, adapter.b)
+    starts = [sharding.full(s["start"]) if "start" in s else p for s, p in zip(states, arrived)]
+    asked = [2 * p - y if reflect else p for p, y in zip(arrived, starts)]
+    anchors = [sharding.full(s["anchor"]) for s in states]
     group = where[adapter.b][0]
     penalty = penalty_of(optimizer, group, 1.0)
     if math.isinf(penalty.strength):
@@ -117,31 +123,31 @@ def _settle(optimizer: DRCL, adapter: Adapter, where: dict[Tensor, tuple[dict[st
     elif not penalty.strength:
         z = asked
     else:
-        sides = _sides(adapter, starts, asked, anchors)
+        basis = adapter.basis.at_work(importance_dtype(adapter.a))
+        sides = _sides(basis, adapter.turned, starts, asked, anchors)
         for p, side in zip((adapter.a, adapter.b), sides[::-1] if not adapter.turned else sides):
             metric = _metric(optimizer, p, where[p][1]) if "start" in optimizer.state[p] else None
             if metric is not None:
                 rows = metric.flatten(1).mT if p is adapter.a else metric.flatten(1)
                 side.steps(rows, uniform=told_by_groups(optimizer))
-        held = Product(adapter.basis, adapter.scale, *sides)
-        held.settle(penalty)
+        Product(basis, adapter.scale, *sides).settle(penalty)
         found = [side.now for side in (sides if adapter.turned else sides[::-1])]
         z = [found[0].mT.reshape(adapter.a.shape), found[1].reshape(adapter.b.shape)]
-    for p, state, y, new in zip((adapter.a, adapter.b), states, starts, z):
+    for p, state, x, y, new in zip((adapter.a, adapter.b), states, arrived, starts, z):
         if "start" not in state:
             continue
         new = new.to(p.dtype)
         if "z" in state:
-            state["z"].copy_(new)
-        p.copy_(y + new - p if reflect else new)
+            sharding.put(state["z"], new)
+        sharding.put(p, y + new - x if reflect else new)
         for key in ("start", "gradients"):
             state.pop(key, None)
 
 
-def _sides(adapter: Adapter, *points: list[Tensor]) -> tuple[Side, Side]:
+def _sides(basis: Eigenbasis, turned: bool, *points: Sequence[Tensor]) -> tuple[Side, Side]:
     """Rows and columns of the product, each from where it starts, with what is asked and its anchor."""
-    rows, columns = zip(*(thin(a, b, adapter.turned) for a, b in points))
-    return Side(adapter.basis.outputs, *rows), Side(adapter.basis.inputs, *columns)
+    rows, columns = zip(*(thin(a, b, turned) for a, b in points))
+    return Side(basis.outputs, *rows), Side(basis.inputs, *columns)
 
 
 def _metric(optimizer: DRCL, p: Tensor, gamma: float) -> Tensor | None:
@@ -151,7 +157,7 @@ def _metric(optimizer: DRCL, p: Tensor, gamma: float) -> Tensor | None:
     steps = torch.full_like(p, gamma, dtype=torch.float64 if p.device.type != "mps" else torch.float32)
     if not told_by_groups(optimizer):
         steps = Sizes(optimizer, gamma, 0.0).weights(p, steps)
-    return 1 / steps.clamp(min=torch.finfo(torch.float32).tiny)
+    return sharding.full(1 / steps.clamp(min=torch.finfo(torch.float32).tiny))
 
 
 def penalties(optimizer: DRCL) -> Iterator[float]:
@@ -159,7 +165,8 @@ def penalties(optimizer: DRCL) -> Iterator[float]:
     for group, strength in zip(optimizer.param_groups, optimizer.strengths):
         for adapter in optimizer.progress.adapters.values():
             if any(p is adapter.b for p in group["params"]) and optimizer.holds(group, adapter.b):
-                now = [adapter.a, adapter.b]
-                sides = _sides(adapter, now, now, [optimizer.state[p]["anchor"] for p in now])
+                basis, now = adapter.basis.at_work(importance_dtype(adapter.a)), gathered(adapter.a, adapter.b)
+                anchors = [sharding.full(optimizer.state[p]["anchor"]) for p in (adapter.a, adapter.b)]
+                sides = _sides(basis, adapter.turned, now, now, anchors)
                 term = dataclasses.replace(penalty_of(optimizer, group, 1.0), strength=strength)
-                yield Product(adapter.basis, adapter.scale, *sides).penalty(term)
+                yield Product(basis, adapter.scale, *sides).penalty(term)

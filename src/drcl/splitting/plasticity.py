@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from drcl import sharding
+from drcl.importance.base import importance_dtype
 from drcl.options import AUTO
 from drcl.splitting import auto, lowrank
 from drcl.splitting.checks import check_step
@@ -191,7 +192,7 @@ def finish(optimizer: DRCL) -> None:
             if start is not None and p not in at_x and optimizer.holds(group, p):
                 weights.append(_weight(optimizer, p, start - p))
                 if sizes is not None:
-                    weights[-1].importance = sizes.weights(p, weights[-1].importance)
+                    weights[-1].importance = sizes.weights(p, weights[-1].importance.to(importance_dtype(p)))
         starts = {p: optimizer.state[p]["start"] for p in at_x}
         for w in weights:
             w.y.copy_(optimizer.state[w.y]["start"])

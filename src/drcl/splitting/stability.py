@@ -16,6 +16,7 @@ from torch import Tensor
 
 from drcl import sharding
 from drcl.directions.coordinates import Coordinates
+from drcl.importance.base import importance_dtype
 from drcl.options import AUTO
 from drcl.prox import Penalty
 from drcl.splitting import auto, directions, held_share, kernels
@@ -60,13 +61,13 @@ def negotiate(
 
     def proposals() -> Iterator[LayerStep]:
         for members in found:
-            basis = known[members[0].y].basis
-            wide = basis.eigenvalues.dtype
+            wide = importance_dtype(members[0].y)
+            basis = known[members[0].y].basis.at_work(wide)
             yield LayerStep(basis, [Part.proposed(w, step, wide) for w in members], rotate)
         for held, params in arrived:
-            wide = held.basis.eigenvalues.dtype
+            wide = importance_dtype(params[0])
             parts = [Part.finished(p, optimizer.state[p]["anchor"], wide) for p in params]
-            yield LayerStep(held.basis, parts, rotate)
+            yield LayerStep(held.basis.at_work(wide), parts, rotate)
 
     # Where nobody has to see all proposals first there is one at a time: a gathered layer is as large as it is whole.
     steps: Iterable[LayerStep] = list(proposals()) if watched or group["stable"] is not None else proposals()
@@ -95,14 +96,14 @@ def penalty(optimizer: DRCL) -> float:
         inside = {*layers, *(layer.bias for layer in layers.values() if layer.bias is not None)}
         for p in held:
             state = optimizer.state[p]
-            wide = state["importance"].dtype
+            wide = importance_dtype(p)
             weight, anchor = (sharding.full(t).to(wide) for t in (p, state["anchor"]))
             if p in layers:
-                basis, bias = layers[p].basis, layers[p].bias
+                basis, bias = layers[p].basis.at_work(wide), layers[p].bias
                 more = None
                 if bias is not None:
                     more = sharding.full(bias).to(wide), sharding.full(optimizer.state[bias]["anchor"]).to(wide)
                 total += Coordinates(basis, basis.difference((weight, anchor), more)).penalty(term)
             elif p not in inside:
-                total += term.value(weight, anchor, sharding.full(state["importance"]))
+                total += term.value(weight, anchor, sharding.full(state["importance"]).to(wide))
     return total

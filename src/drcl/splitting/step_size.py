@@ -23,6 +23,7 @@ from torch import Tensor
 
 from drcl import sharding
 from drcl.directions.basis import Eigenbasis, as_matrix
+from drcl.importance.base import importance_dtype
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -74,7 +75,8 @@ class Sizes:
 
     def directions(self, basis: Eigenbasis, parts: Sequence[Tensor]) -> Eigenbasis:
         """The same along the directions of a layer: of its weight and the bias that moves with it."""
-        values = basis.eigenvalues + self.damping
+        wide = basis.at_work(importance_dtype(parts[0]))
+        values = wide.eigenvalues + self.damping
         metrics = [None if m is None else sharding.full(m) for m in (_metric(self.optimizer, p) for p in parts)]
         if any(m is None for m in metrics):
             return replace(basis, eigenvalues=values * (self._measured(parts) * self.mean))
@@ -85,7 +87,7 @@ class Sizes:
             own = whole.mean(-1) if len(parts) == 1 else metrics[1].to(values.dtype).reshape(groups, 1, -1)  # type: ignore[union-attr]
             whole = torch.cat([whole, own[..., None]], -1)
         return replace(
-            basis, eigenvalues=values * self.mean / basis.see(whole).clamp(min=torch.finfo(values.dtype).tiny)
+            basis, eigenvalues=values * self.mean / wide.see(whole).clamp(min=torch.finfo(values.dtype).tiny)
         )
 
     def _measured(self, parts: Sequence[Tensor]) -> Tensor | float:
