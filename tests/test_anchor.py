@@ -271,7 +271,7 @@ def test_provenance_that_does_not_read_is_refused_before_anything_changes(saved,
     anchor.provenance.update(facts)
     other = mlp(seed=8)
     again, before = DRCL(other.named_parameters(), lr=0.1, preset="weights"), weights(other)
-    with pytest.raises(AnchorError, match="provenance does not read"):
+    with pytest.raises(AnchorError, match="provenance cannot be read"):
         again.protect(other, anchor)
     assert same(before, weights(other))
     assert not again.state

@@ -158,7 +158,7 @@ def test_numbers():
         ({"tolerance": -1}, "tolerance=-1"),
         ({"memory": 1.5}, "memory=1.5 must be 'sum', 'latest' or a decay between 0 and 1"),
         ({"memory": "all"}, "memory='all'"),
-        ({"plasticity_steps": 2, "iterations": 2}, "different readings of one loop"),
+        ({"plasticity_steps": 2, "iterations": 2}, "plasticity_steps above 1 cannot be combined"),
         ({"splitting": "implicit", "momentum": 0.9}, "takes no momentum.*use splitting='forward-backward'"),
     ):
         with pytest.raises((ValueError, TypeError), match=pattern):

@@ -311,7 +311,7 @@ def test_it_says_once_what_it_does():
 def test_an_unknown_policy_is_refused():
     with pytest.raises(ValueError, match="norms='moving' is unknown; use one of 'averaged', 'frozen'"):
         DRCL(network().named_parameters(), norms="moving")
-    with pytest.raises(ValueError, match="norms='frozen' beside preset='paper'"):
+    with pytest.raises(ValueError, match="norms='frozen' contradicts preset='paper'"):
         DRCL(network().named_parameters(), preset="paper", norms="frozen")
 
 

@@ -57,7 +57,7 @@ def test_every_setting_is_an_option_and_lr_may_be_given():
 )
 def test_another_value_is_refused_by_name(name, value):
     p = list(mlp().named_parameters())
-    with pytest.raises(ValueError, match=f"^{name}=.* beside preset='paper', which stands for {name}=.*leave one"):
+    with pytest.raises(ValueError, match=f"^{name}=.* contradicts preset='paper', which sets {name}=.*leave out one"):
         DRCL(p, preset="paper", **{name: value})
     assert DRCL(p, preset="paper", **{name: PRESETS["paper"][name]}).solver.iterations == 5
 

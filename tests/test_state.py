@@ -244,7 +244,7 @@ DAMAGE = {
     "NaN momentum": (_set((*FIRST, "momentum_buffer"), lambda t: t / 0), "'momentum_buffer' holds NaN"),
     "negative importance": (_set((*FIRST, "importance"), lambda t: -1 - t), "'importance' is negative"),
     "no tensor": (_set((*FIRST, "anchor"), 3), "'anchor' is int, not a tensor"),
-    "no entry": (_set(FIRST, 7), "does not read"),
+    "no entry": (_set(FIRST, 7), "cannot be read"),
     "mean NaN": (_set(("drcl", "importance_mean"), math.nan), "importance_mean=nan"),
     "mean -1": (_set(("drcl", "importance_mean"), -1.0), "importance_mean=-1.0"),
     "half a task": (_set(("drcl", "tasks"), 0.5), "tasks=0.5"),

@@ -240,7 +240,7 @@ def test_what_is_told_decides_the_form():
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"strength": "auto", "prox": "l1"}, "needs prox='l2' and importance as it is measured"),
+        ({"strength": "auto", "prox": "l1"}, "needs prox='l2' and unscaled importance"),
         ({"strength": "auto", "normalise": "task", "prox": "l2"}, "preset='auto' sets both"),
         ({"strength": "much"}, "strength='much' must be a number, or 'auto'"),
         ({"horizon": 0}, "horizon=0 must be a whole number of at least 1"),
@@ -254,7 +254,7 @@ def test_what_cannot_be(told, words):
 def test_labels_of_another_unit_are_refused():
     model = mlp()
     opt = DRCL(model.named_parameters(), lr=0.05)
-    with pytest.raises(ValueError, match=r"Fisher\(labels='exact'\): strength='auto' is measured in the outputs"):
+    with pytest.raises(ValueError, match=r"Fisher\(labels='exact'\): strength='auto' needs labels='outputs'"):
         opt.consolidate(model, task(0), Fisher(labels="exact"))
     opt.consolidate(model, task(0), Fisher(samples=8))
     assert opt.progress.made[-1]["labels"] == "outputs"
