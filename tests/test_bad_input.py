@@ -464,14 +464,14 @@ class Packed(torch.Tensor):
 def strangers():
     """A parameter and what is said about it."""
     quantised = nn.Parameter(Packed(torch.zeros(16, 6)))
-    yield quantised, "is a Packed, whose values lie in other tensors"
+    yield quantised, "is a Packed, whose values are stored in other tensors"
     for mark, who in (("ds_id", "DeepSpeed"), ("_fsdp_flattened", "FullyShardedDataParallel")):
         flat = nn.Parameter(torch.zeros(16, 6))
         setattr(flat, mark, 7)
         yield flat, f"is held by {who} in flattened pieces"
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     partial = dist.tensor.DTensor.from_local(torch.zeros(16, 6), mesh, [dist.tensor.Partial()])
-    yield nn.Parameter(partial), "is a DTensor placed as .*leave tensor parallelism out"
+    yield nn.Parameter(partial), "is a DTensor placed as .*leave out tensor parallelism"
 
 
 def test_tensors_that_lie_elsewhere_are_refused():

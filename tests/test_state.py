@@ -235,7 +235,7 @@ FIRST = ("state", 0)
 DAMAGE = {
     "no state": (_set(("state",), DELETE), "lacks state"),
     "no groups": (_set(("param_groups",), DELETE), "lacks param_groups"),
-    "groups of nothing": (_set(("param_groups",), [None]), "do not read"),
+    "groups of nothing": (_set(("param_groups",), [None]), "cannot be read"),
     "no anchor": (_set((*FIRST, "anchor"), DELETE), "'0.weight': the saved state lacks anchor"),
     "no importance": (_set((*FIRST, "importance"), DELETE), "lacks importance"),
     "no z": (_set((*FIRST, "z"), DELETE), "lacks z"),

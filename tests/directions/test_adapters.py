@@ -196,7 +196,7 @@ def test_what_else_is_refused():
     model = adapted()
     with pytest.raises(ValueError, match="PathIntegral follows the factors"):
         around(model).consolidate(model, task(0), PathIntegral())
-    with pytest.raises(ValueError, match=r"prox=Box\(\) speaks of single weights, and of adapters the product is held"):
+    with pytest.raises(ValueError, match=r"prox=Box\(\) works only on single weights, but of adapters"):
         DRCL(model.parameters(), prox="box").consolidate(model, task(0), Fisher(samples=8))
     with pytest.raises(ValueError, match=r"group 0: stable=0\.5 counts weights that stay in place"):
         DRCL(model.parameters(), stable=0.5).consolidate(model, task(0), Fisher(samples=8))
@@ -228,7 +228,7 @@ def test_values_that_lie_in_other_tensors_are_refused():
     inside = torch.Tensor._make_subclass(Elsewhere, found["0.base_layer.weight"].b.detach(), True)
     del model[0].lora_B["default"]._parameters["weight"]
     model[0].lora_B["default"].weight = inside
-    with pytest.raises(ValueError, match="has a Elsewhere, whose values lie in other tensors"):
+    with pytest.raises(ValueError, match="has a Elsewhere, whose values are stored in other tensors"):
         pairs(model, {**own_names(model), "b": inside})
 
 

@@ -138,7 +138,7 @@ class PathIntegral(Importance):
         shapes = [list(p.shape) for p in parameters]
         for field in ("start", "omega"):
             if not isinstance(state[field], list) or not all(isinstance(t, torch.Tensor) for t in state[field]):
-                raise ValueError(f"the state's {field!r} must be a list of tensors; take another copy")
+                raise ValueError(f"the state's {field!r} must be a list of tensors; use another copy")
             found = [list(t.shape) for t in state[field]]
             if found != shapes:
                 raise ValueError(

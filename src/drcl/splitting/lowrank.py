@@ -27,7 +27,7 @@ def check(optimizer: DRCL, factors: Collection[Tensor]) -> None:
     prox = optimizer.solver.prox
     if Penalty(prox, 1.0, 1.0).mix is None:
         raise ValueError(
-            f"prox={prox!r} speaks of single weights, and of adapters the product is held; use prox='l1', 'l2' or "
+            f"prox={prox!r} works only on single weights, but of adapters the product is held; use prox='l1', 'l2' or "
             "'elastic'"
         )
     for index, group in enumerate(optimizer.param_groups):
