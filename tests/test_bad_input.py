@@ -368,7 +368,7 @@ def test_models_that_are_not_the_optimizers():
         opt.consolidate(others[0], task(0))
     with refused(model, opt, ValueError, "'extra.weight' of the model is not in this optimizer.*requires_grad=False"):
         opt.consolidate(others[1], task(0))
-    with refused(model, opt, ValueError, "'2.weight' of this optimizer is not in the model.*free=True"):
+    with refused(model, opt, ValueError, "'2.weight' of this optimizer is not in the given model.*free=True"):
         opt.consolidate(others[2], task(0))
     with refused(model, opt, TypeError, "model must be a torch.nn.Module, not list"):
         opt.consolidate(task(0))

@@ -116,7 +116,7 @@ WRONG = {
     "no moment": (lambda: Retention({"a": task(0)}).measure(mlp(), 3), TypeError, "when=3"),
     "no change": (lambda: Retention({"a": task(0)}).changes(), RuntimeError, "two moments"),
     "no task": (lambda: Retention({"a": []}).record(DRCL(mlp().parameters())), RuntimeError, "consolidate"),
-    "other facts": (lambda: Retention({"a": []}).load({"moments": {"x": {"b": 1}}}), ValueError, "same probes"),
+    "other facts": (lambda: Retention({"a": []}).load({"moments": {"x": {"b": 1}}}), ValueError, "other probes"),
 }
 
 

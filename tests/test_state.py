@@ -242,7 +242,7 @@ DAMAGE = {
     "NaN anchor": (_set((*FIRST, "anchor"), lambda t: t * math.nan), "'anchor' holds NaN"),
     "NaN importance": (_set((*FIRST, "importance"), lambda t: t * math.nan), "'importance' holds NaN"),
     "NaN momentum": (_set((*FIRST, "momentum_buffer"), lambda t: t / 0), "'momentum_buffer' holds NaN"),
-    "negative importance": (_set((*FIRST, "importance"), lambda t: -1 - t), "'importance' is negative"),
+    "negative importance": (_set((*FIRST, "importance"), lambda t: -1 - t), "'importance' has negative values"),
     "no tensor": (_set((*FIRST, "anchor"), 3), "'anchor' is int, not a tensor"),
     "no entry": (_set(FIRST, 7), "cannot be read"),
     "mean NaN": (_set(("drcl", "importance_mean"), math.nan), "importance_mean=nan"),

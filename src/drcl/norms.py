@@ -373,4 +373,4 @@ def check(model: nn.Module, rows: Mapping[str, Tensor]) -> None:
     buffers = own_buffers(model)
     for name, kept in rows.items():
         if name not in buffers or kept.shape[1:] != buffers[name].shape:
-            raise AnchorError(f"the statistics {name!r} in the anchor do not fit this model; use the anchor's model")
+            raise AnchorError(f"the statistics {name!r} of the anchor do not fit this model; use the anchor's model")

@@ -210,7 +210,7 @@ def test_a_callback_that_saves_behind_its_back_is_told(tmp_path, anchor):
             control.should_save = state.global_step == 2
 
     options = {"anchor": anchor, **DOUGLAS}
-    with pytest.warns(UserWarning, match="checkpoint-2 holds the weights of training.*put Continual last"):
+    with pytest.warns(UserWarning, match="checkpoint-2 holds training weights.*put Continual last"):
         trainer(tmp_path / "a", [Continual(**options), Saves()], max_steps=3, save_strategy="no").train()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="drcl")
