@@ -76,7 +76,7 @@ PLAIN = (
 
 
 def importance_dtype(p: Tensor) -> torch.dtype:
-    """At least 32 bits, because importance spans many orders of magnitude."""
+    """Importance spans many orders of magnitude: never kept in 16 bits."""
     return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
 
 
