@@ -211,7 +211,7 @@ def test_around():
 
 
 def test_options_of_a_wrapped_optimizer_that_were_changed_later():
-    """torch's RMSprop makes no buffer where momentum is 0, and looks for it when momentum is set by hand."""
+    """torch's RMSprop makes no buffer with momentum 0, but expects one when momentum is set by hand later."""
     model = mlp()
     opt = DRCL.around(torch.optim.RMSprop(model.named_parameters(), lr=0.01))
     opt.consolidate(model, task(0), Fisher(samples=8))
@@ -439,12 +439,14 @@ def test_protecting_what_is_frozen_or_free():
 
 
 def test_consolidate_looks_at_parameters_as_a_step_does():
-    """A head that was grown by hand since: its anchor is of another shape."""
+    """A head that was grown by hand: its anchor has another shape."""
     model, opt = after_one_task(then=2)
     with torch.no_grad():
         model[2].weight.data = torch.cat([model[2].weight.data, torch.zeros(1, model[2].weight.shape[1])])
         model[2].bias.data = torch.cat([model[2].bias.data, torch.zeros(1)])
-    with refused(model, opt, ValueError, r"parameter '2.weight' is float32 of shape \(4, 16\).*the parameter was changed"):
+    with refused(
+        model, opt, ValueError, r"parameter '2.weight' is float32 of shape \(4, 16\).*the parameter was changed"
+    ):
         opt.consolidate(model, task(0))
 
 
@@ -462,7 +464,7 @@ class Packed(torch.Tensor):
 
 
 def strangers():
-    """A parameter and what is said about it."""
+    """A parameter and the message about it."""
     quantised = nn.Parameter(Packed(torch.zeros(16, 6)))
     yield quantised, "is a Packed, whose values are stored in other tensors"
     for mark, who in (("ds_id", "DeepSpeed"), ("_fsdp_flattened", "FullyShardedDataParallel")):

@@ -297,7 +297,7 @@ def test_a_wrapped_optimizer_that_refuses_its_part_leaves_all_as_it_was():
 
 
 def test_memory_does_not_grow_with_tasks():
-    """anchor, importance and z: three floats a protected weight, two without reflection, whatever the task."""
+    """anchor, importance and z: three floats per protected weight, two without reflection, whatever the task."""
     for splitting, floats in (("douglas-rachford", 3), ("forward-backward", 2), ("implicit", 3)):
         model = mlp()
         count = sum(p.numel() for p in model.parameters())
