@@ -157,7 +157,7 @@ def test_of_another_rank_the_product_counts():
     again.protect(wider, opt.anchor)
     assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(products(model), products(wider)))
     narrow = adapted(seed=1, rank=1)
-    with pytest.raises(AnchorError, match=r"of rank 2 and this model's of rank 1, too small; give it r=2 or more"):
+    with pytest.raises(AnchorError, match=r"has rank 2, but this model's has only rank 1; give it r=2 or more"):
         around(narrow).protect(narrow, opt.anchor)
     lean = opt.anchor.adapters["0.base_layer.weight"]
     lean = Adapter(lean.a, torch.outer(lean.b[:, 0], torch.tensor([1.0, 2.0])), 1.5, False, lean.sketch, lean.basis)

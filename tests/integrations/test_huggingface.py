@@ -225,7 +225,7 @@ def test_a_checkpoint_without_our_state_is_refused(tmp_path, anchor):
     for make in (lambda m, **k: m.add_callback(Continual(**k)), lambda m, **k: continual(m, **k)):
         made = trainer(tmp_path)
         make(made, anchor=anchor, normalise="task")
-        with pytest.raises(ValueError, match=r"was not made by DRCL|holds no state of DRCL"):
+        with pytest.raises(ValueError, match=r"was not made by DRCL|has no state of DRCL"):
             made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
 
 
@@ -235,7 +235,7 @@ def test_weights_alone_cannot_be_resumed(tmp_path, anchor):
     for make in (lambda m: m.add_callback(Continual(**options)), lambda m: continual(m, **options)):
         made = trainer(tmp_path)
         make(made)
-        with pytest.raises(ValueError, match="holds no state of DRCL"):
+        with pytest.raises(ValueError, match="has no state of DRCL"):
             made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
 
 

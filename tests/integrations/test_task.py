@@ -94,5 +94,5 @@ def test_what_is_refused(tmp_path):
     model, _, kept = begun()
     with pytest.raises(RuntimeError, match="has finished its task; make a new one"):
         kept.task.begin(model, DRCL(model.parameters()), resumed=False)
-    with pytest.raises(ValueError, match="holds no state of DRCL"):
+    with pytest.raises(ValueError, match="has no state of DRCL"):
         Continues(old=task(0)).task.begin(model, DRCL(model.parameters()), resumed=True)
