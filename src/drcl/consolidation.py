@@ -103,7 +103,7 @@ def history(optimizer: DRCL, named: dict[str, nn.Parameter], pairs: Collection[s
 
 
 def layers(named: Mapping[str, Tensor], bases: Mapping[str, Eigenbasis]) -> dict[Tensor, Layer]:
-    """The layers with directions, by their weight; each with its bias if the basis includes one."""
+    """By weight, with the bias that each basis includes."""
     found = {}
     for name, basis in bases.items():
         p = named[name]
@@ -290,7 +290,7 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
 
 
 def _placed(p: Tensor, importance: Tensor) -> Tensor:
-    """The importance, sharded like the parameter if that is sharded."""
+    """Spread as the parameter is, if that is."""
     return laid_out_like(p, importance, importance.dtype) if sharding.is_sharded(p) else importance
 
 

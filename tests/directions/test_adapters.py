@@ -228,7 +228,7 @@ def test_values_that_lie_in_other_tensors_are_refused():
     inside = torch.Tensor._make_subclass(Elsewhere, found["0.base_layer.weight"].b.detach(), True)
     del model[0].lora_B["default"]._parameters["weight"]
     model[0].lora_B["default"].weight = inside
-    with pytest.raises(ValueError, match="has a Elsewhere, whose values are stored in other tensors"):
+    with pytest.raises(ValueError, match="has a Elsewhere, whose values lie in other tensors"):
         pairs(model, {**own_names(model), "b": inside})
 
 

@@ -97,7 +97,7 @@ class Pair:
     merged: bool  # for now the weight has the product in it
 
     def sketch(self) -> Tensor:
-        """The weight times a fixed random vector: enough to see whether the weight has changed."""
+        """The weight times a random vector, always the same one: enough to tell whether the weight has changed."""
         found = sketched(self.weight.detach().flatten(1))
         return found - self.product_sketch() if self.merged else found
 
@@ -137,7 +137,7 @@ class Pair:
 
     @torch.no_grad()
     def take(self, saved: Adapter) -> None:
-        """Put the saved product into the adapter, or zero if the weight has it already."""
+        """Put the saved product into the adapter: nothing, where the weight has it already."""
         if self.has_merged(saved):
             self.b.zero_()
             return
@@ -249,9 +249,9 @@ def _check(module: Any, base: Any, name: str, key: str, a: Tensor, b: Tensor, tu
     for p in (a, b, getattr(base, "weight", a)):
         if type(p).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise ValueError(
-                f"the adapter of {name!r} has a {type(p).__name__}, whose values are stored in other tensors (sharded "
-                "or quantised), but DRCL needs the whole adapter to protect the product: train it without sharding, or "
-                "put its parameters in a group with free=True"
+                f"the adapter of {name!r} has a {type(p).__name__}, whose values lie in other tensors (sharded or "
+                "quantised); adapters are held by their product where they are whole: train them without sharding, or "
+                "put their parameters in a group with free=True"
             )
     use_dora = getattr(module, "use_dora", {})
     if key in getattr(module, "lora_variant", {}) or (isinstance(use_dora, Mapping) and use_dora.get(key)):

@@ -113,7 +113,7 @@ class Eigenbasis:
         return {name: t for name, t in found.items() if t is not None}
 
     def cast(self, like: Tensor, dtype: torch.dtype) -> Eigenbasis:
-        """A copy on another device or in another type."""
+        """A copy of its own on another device or in another type."""
         made = {n: t.detach().to(like.device, dtype, copy=True).contiguous() for n, t in self.tensors().items()}
         return replace(self, **made)  # type: ignore[arg-type]
 

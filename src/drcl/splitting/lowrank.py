@@ -82,7 +82,7 @@ def of_factors(held: Mapping[str, Adapter], named: Mapping[str, nn.Parameter]) -
 
 
 def anchored(optimizer: DRCL, adapter: Adapter) -> Adapter:
-    """A copy with the protected factors."""
+    """A copy with the factors that are protected."""
     a, b = (optimizer.state[p]["anchor"].clone() for p in (adapter.a, adapter.b))
     return cast(adapter, a, b, adapter.basis.eigenvalues.dtype)
 
@@ -139,7 +139,7 @@ def _settle(optimizer: DRCL, adapter: Adapter, where: dict[Tensor, tuple[dict[st
 
 
 def _sides(adapter: Adapter, *points: list[Tensor]) -> tuple[Side, Side]:
-    """Rows and columns of the product, each with its start, its proposal and its anchor."""
+    """Rows and columns of the product, each from where it starts, with what is asked and its anchor."""
     rows, columns = zip(*(thin(a, b, adapter.turned) for a, b in points))
     return Side(adapter.basis.outputs, *rows), Side(adapter.basis.inputs, *columns)
 

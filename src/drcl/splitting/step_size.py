@@ -73,7 +73,7 @@ class Sizes:
         return importance * self.mean / metric.to(importance.dtype)
 
     def directions(self, basis: Eigenbasis, parts: Sequence[Tensor]) -> Eigenbasis:
-        """The same along the directions of a layer, for its weight and the bias that moves with it."""
+        """The same along the directions of a layer: of its weight and the bias that moves with it."""
         values = basis.eigenvalues + self.damping
         metrics = [None if m is None else sharding.full(m) for m in (_metric(self.optimizer, p) for p in parts)]
         if any(m is None for m in metrics):
