@@ -84,7 +84,7 @@ class DRCL(torch.optim.Optimizer):
             |---|---|---|
             | "task" | each task's mean, then added up | every task is held equally strongly, however many follow |
             | "share" | each task's sum, in millionths | as "task"; a strength also means the same on a wider network |
-            | "global" | the mean of the sum over tasks | tasks with larger gradients count more; new tasks dilute |
+            | "global" | the mean of the sum over tasks | larger gradients count more; new tasks dilute old ones |
             | "none" | nothing, then added up | the unit that strength="auto" needs |
 
         damping: added to the importance of every weight.
