@@ -25,7 +25,7 @@ def saved(tmp_path):
 
 
 def rewrite(path, tensors=None, signed=True, **metadata):
-    """The same file with something changed, signed by whoever changed it."""
+    """The same file with something changed and a new digest."""
     with safe_open(path, "pt") as file:
         about = {**file.metadata(), **metadata}
     content = {**load_file(path), **(tensors or {})}
@@ -107,7 +107,7 @@ def test_truncated_files(saved, tmp_path):
 
 
 def test_every_flipped_bit_is_noticed(saved, tmp_path):
-    """A file of which any byte of any tensor, or of what is said about them, has changed does not load."""
+    """A file with a changed byte in any tensor or in its metadata does not load."""
     whole = bytearray(saved[2].read_bytes())
     rng = np.random.default_rng(0)
     flipped = tmp_path / "flipped"
@@ -140,7 +140,7 @@ class Normed(nn.Module):
 
 
 def test_an_anchor_is_all_that_is_needed_to_go_on(tmp_path):
-    """Heads that are not protected and running statistics come back too: in a new process nothing else is left."""
+    """Unprotected heads and running statistics come back too: a new process has nothing else."""
     model = Normed(0)
     opt = model.optimizer()
     fit(model, opt, task(0))
@@ -271,7 +271,7 @@ def test_provenance_that_does_not_read_is_refused_before_anything_changes(saved,
     anchor.provenance.update(facts)
     other = mlp(seed=8)
     again, before = DRCL(other.named_parameters(), lr=0.1, preset="weights"), weights(other)
-    with pytest.raises(AnchorError, match="provenance does not read"):
+    with pytest.raises(AnchorError, match="provenance cannot be read"):
         again.protect(other, anchor)
     assert same(before, weights(other))
     assert not again.state
@@ -307,7 +307,7 @@ def test_a_layer_called_module_keeps_its_name():
 
 
 def test_importance_and_directions_in_sixteen_bits(tmp_path):
-    """Half the file; weights are exact, directions orthonormal again, and a task goes on nearly as it would have."""
+    """Half the file size; weights are exact, directions are orthonormal again, and a task continues nearly the same."""
     model = mlp(sizes=(40, 64, 3))
     data = task(0, features=40)
     opt = DRCL(model.named_parameters(), lr=0.1, preset="directions")

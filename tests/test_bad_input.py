@@ -158,7 +158,7 @@ def test_numbers():
         ({"tolerance": -1}, "tolerance=-1"),
         ({"memory": 1.5}, "memory=1.5 must be 'sum', 'latest' or a decay between 0 and 1"),
         ({"memory": "all"}, "memory='all'"),
-        ({"plasticity_steps": 2, "iterations": 2}, "different readings of one loop"),
+        ({"plasticity_steps": 2, "iterations": 2}, "plasticity_steps above 1 cannot be combined"),
         ({"splitting": "implicit", "momentum": 0.9}, "takes no momentum.*use splitting='forward-backward'"),
     ):
         with pytest.raises((ValueError, TypeError), match=pattern):
@@ -211,7 +211,7 @@ def test_around():
 
 
 def test_options_of_a_wrapped_optimizer_that_were_changed_later():
-    """torch's RMSprop makes no buffer where momentum is 0, and looks for it when momentum is set by hand."""
+    """torch's RMSprop makes no buffer with momentum 0, but expects one when momentum is set by hand later."""
     model = mlp()
     opt = DRCL.around(torch.optim.RMSprop(model.named_parameters(), lr=0.01))
     opt.consolidate(model, task(0), Fisher(samples=8))
@@ -219,7 +219,7 @@ def test_options_of_a_wrapped_optimizer_that_were_changed_later():
     closure_on(model, opt, task(1)[0])()
     before = whole_state(model, opt)
     for value, kind, pattern in (
-        (0.9, ValueError, "group 0: momentum=0.9 was switched on after RMSprop had begun without it; put it back"),
+        (0.9, ValueError, "group 0: momentum=0.9 was switched on after RMSprop had begun without it; switch it off"),
         (math.inf, ValueError, "group 0: momentum=inf"),
         ("x", (TypeError, ValueError), "group 0: momentum='x'"),
     ):
@@ -374,7 +374,7 @@ def test_models_that_are_not_the_optimizers():
         opt.consolidate(others[0], task(0))
     with refused(model, opt, ValueError, "'extra.weight' of the model is not in this optimizer.*requires_grad=False"):
         opt.consolidate(others[1], task(0))
-    with refused(model, opt, ValueError, "'2.weight' of this optimizer is not in the model.*free=True"):
+    with refused(model, opt, ValueError, "'2.weight' of this optimizer is not in the given model.*free=True"):
         opt.consolidate(others[2], task(0))
     with refused(model, opt, TypeError, "model must be a torch.nn.Module, not list"):
         opt.consolidate(task(0))
@@ -445,12 +445,14 @@ def test_protecting_what_is_frozen_or_free():
 
 
 def test_consolidate_looks_at_parameters_as_a_step_does():
-    """A head that was grown by hand since: its anchor is of another shape."""
+    """A head that was grown by hand: its anchor has another shape."""
     model, opt = after_one_task(then=2)
     with torch.no_grad():
         model[2].weight.data = torch.cat([model[2].weight.data, torch.zeros(1, model[2].weight.shape[1])])
         model[2].bias.data = torch.cat([model[2].bias.data, torch.zeros(1)])
-    with refused(model, opt, ValueError, r"parameter '2.weight' is float32 of shape \(4, 16\).*it was changed since"):
+    with refused(
+        model, opt, ValueError, r"parameter '2.weight' is float32 of shape \(4, 16\).*the parameter was changed"
+    ):
         opt.consolidate(model, task(0))
 
 
@@ -468,16 +470,16 @@ class Packed(torch.Tensor):
 
 
 def strangers():
-    """A parameter and what is said about it."""
+    """A parameter and the message about it."""
     quantised = nn.Parameter(Packed(torch.zeros(16, 6)))
-    yield quantised, "is a Packed, whose values lie in other tensors"
+    yield quantised, "is a Packed, whose values are stored in other tensors"
     for mark, who in (("ds_id", "DeepSpeed"), ("_fsdp_flattened", "FullyShardedDataParallel")):
         flat = nn.Parameter(torch.zeros(16, 6))
         setattr(flat, mark, 7)
         yield flat, f"is held by {who} in flattened pieces"
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     partial = dist.tensor.DTensor.from_local(torch.zeros(16, 6), mesh, [dist.tensor.Partial()])
-    yield nn.Parameter(partial), "is a DTensor placed as .*leave tensor parallelism out"
+    yield nn.Parameter(partial), "is a DTensor placed as .*leave out tensor parallelism"
 
 
 def test_tensors_that_lie_elsewhere_are_refused():

@@ -19,7 +19,7 @@ def network(norm=nn.BatchNorm1d, seed=0, **options):
 
 
 def shifted(seed):
-    """A task whose inputs lie elsewhere, so that statistics have to move."""
+    """A task with shifted inputs, so that statistics must change."""
     return [(3 * x + 2, y) for x, y in task(seed)]
 
 
@@ -311,7 +311,7 @@ def test_it_says_once_what_it_does():
 def test_an_unknown_policy_is_refused():
     with pytest.raises(ValueError, match="norms='moving' is unknown; use one of 'averaged', 'frozen'"):
         DRCL(network().named_parameters(), norms="moving")
-    with pytest.raises(ValueError, match="norms='frozen' beside preset='paper'"):
+    with pytest.raises(ValueError, match="norms='frozen' contradicts preset='paper'"):
         DRCL(network().named_parameters(), preset="paper", norms="frozen")
 
 
@@ -321,7 +321,7 @@ def test_an_unknown_policy_is_refused():
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("policy", norms.POLICIES)
 def test_a_resumed_run_goes_on_bit_for_bit(policy, whole):
-    """Also where the layers are called one by one: then each is found by its own parameters."""
+    """Even if the layers are called one by one: then each is found by its own parameters."""
     model, opt = after_tasks(policy, 2)
     fit(model.train(), opt, shifted(2)[:2])
     saved = copy.deepcopy((model.state_dict(), opt.state_dict()))

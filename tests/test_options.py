@@ -52,12 +52,12 @@ def test_every_setting_is_an_option_and_lr_may_be_given():
     [
         *(("momentum", 0.9), ("strength", 3.0), ("stable", 0.8), ("prox", "l2"), ("prox", L2()), ("damping", 0.1)),
         *(("splitting", "forward-backward"), ("iterations", 2), ("plasticity_steps", 4), ("memory", 0.5)),
-        *(("normalise", "share"), ("memory", "sum"), ("iterations", 1)),  # a default is a value too where it is given
+        *(("normalise", "share"), ("memory", "sum"), ("iterations", 1)),  # a default that is given counts as a value
     ],
 )
 def test_another_value_is_refused_by_name(name, value):
     p = list(mlp().named_parameters())
-    with pytest.raises(ValueError, match=f"^{name}=.* beside preset='paper', which stands for {name}=.*leave one"):
+    with pytest.raises(ValueError, match=f"^{name}=.* contradicts preset='paper', which sets {name}=.*leave out one"):
         DRCL(p, preset="paper", **{name: value})
     assert DRCL(p, preset="paper", **{name: PRESETS["paper"][name]}).solver.iterations == 5
 

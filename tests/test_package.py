@@ -19,7 +19,7 @@ import pytest
 import drcl
 
 HOME = Path(__file__).parents[1]
-_build = importlib.util.find_spec("build")  # without an origin where it is a folder of that name: the built site
+_build = importlib.util.find_spec("build")  # without an origin if it is only a folder of that name: the built site
 needs_build = pytest.mark.skipif(
     _build is None or _build.origin is None or importlib.util.find_spec("setuptools") is None,
     reason="the build tool is not installed; make package installs it",

@@ -10,7 +10,7 @@ from drcl import ranks
 
 @pytest.fixture(params=[None, (1,), (1, 1)])
 def mesh(request):
-    """Nobody to share with, or a mesh of one process."""
+    """Without other processes, or with a mesh of one."""
     if request.param is None:
         yield None
         return

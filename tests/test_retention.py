@@ -104,11 +104,11 @@ def test_it_goes_into_the_anchor_and_survives_a_restart(tmp_path):
 WRONG = {
     "no probes": (lambda: Retention({}), TypeError, "batches by name"),
     "a list": (lambda: Retention([1]), TypeError, "batches by name"),
-    "a generator": (lambda: Retention({"a": (b for b in task(0))}), TypeError, "read several times"),
+    "a generator": (lambda: Retention({"a": (b for b in task(0))}), TypeError, "can be read only once"),
     "no batches": (lambda: Retention({"a": 3}), TypeError, "'a' is a int"),
     "unknown learned": (lambda: Retention({"a": []}, learned=["b"]), ValueError, "no probe 'b'; there are 'a'"),
     "no metric": (lambda: Retention({"a": []}, metric=3), TypeError, "metric=3 must be a function"),
-    "empty": (lambda: measure(mlp(), {"a": []}), ValueError, "probe 'a': there is no label to measure at"),
+    "empty": (lambda: measure(mlp(), {"a": []}), ValueError, "probe 'a': there are no labels to measure on"),
     "no labels": (lambda: measure(mlp(), {"a": [(torch.ones(2, 6),)]}), ValueError, "'a': the batches have no label"),
     "numbers": (lambda: measure(mlp(), {"a": [(torch.ones(2, 6), torch.ones(2, 3))]}), ValueError, "metric=..."),
     "no number": (lambda: measure(mlp(), {"a": []}, lambda m, b: "x"), TypeError, "must return a number"),
@@ -116,7 +116,7 @@ WRONG = {
     "no moment": (lambda: Retention({"a": task(0)}).measure(mlp(), 3), TypeError, "when=3"),
     "no change": (lambda: Retention({"a": task(0)}).changes(), RuntimeError, "two moments"),
     "no task": (lambda: Retention({"a": []}).record(DRCL(mlp().parameters())), RuntimeError, "consolidate"),
-    "other facts": (lambda: Retention({"a": []}).load({"moments": {"x": {"b": 1}}}), ValueError, "same probes"),
+    "other facts": (lambda: Retention({"a": []}).load({"moments": {"x": {"b": 1}}}), ValueError, "other probes"),
 }
 
 

@@ -1,6 +1,6 @@
 """FSDP2 on two processes against one process that sees all their batches.
 
-One pair of processes runs all of `CHECKS`, functions of the rank; each test asks what became of one of them.
+One pair of processes runs all of `CHECKS`, functions of the rank; each test looks at the result of one.
 """
 
 import copy
@@ -96,7 +96,7 @@ def weights(model):
 
 
 def learn(make, importance, spread, net=network, tasks=3, dtype=torch.float, **options):
-    """Tasks, of which all but the last are consolidated."""
+    """Trains on all tasks and consolidates all but the last."""
     model = net().to(dtype)
     if spread:
         shard(model, **options)
@@ -319,7 +319,7 @@ def one_pass_over_different_numbers_of_batches():
 
 @check
 def a_single_sample_of_each_process():
-    """Too few for two halves, however many rows a layer wants."""
+    """Too few samples for two halves, however many rows a layer needs."""
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(passes, "_LEAST", 1)
         changed.setattr(passes, "_ENOUGH", 0)
@@ -400,7 +400,7 @@ def the_model_is_left_as_it_was():
 
 @check
 def sixteen_bits():
-    """In the model's own computation, or of the parameters too; importance has 32 all the same."""
+    """16 bits in the computation only, or in the parameters too; importance has 32 bits in both cases."""
     for net, policy in (
         (network, MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
         (lambda: network().bfloat16(), MixedPrecisionPolicy(cast_forward_inputs=True, param_dtype=torch.bfloat16)),
@@ -518,7 +518,7 @@ def torchs_own_state_functions_go_on_exactly():
         del saved["param_groups"][0]["drcl"]["layers"]
         for entry in saved["state"].values():
             entry.clear()
-        with pytest.raises(ValueError, match="no anchor of any parameter"):
+        with pytest.raises(ValueError, match="tasks but has no anchor"):
             set_optimizer_state_dict(other, make(other), saved)
 
 

@@ -235,16 +235,16 @@ FIRST = ("state", 0)
 DAMAGE = {
     "no state": (_set(("state",), DELETE), "lacks state"),
     "no groups": (_set(("param_groups",), DELETE), "lacks param_groups"),
-    "groups of nothing": (_set(("param_groups",), [None]), "do not read"),
+    "groups of nothing": (_set(("param_groups",), [None]), "cannot be read"),
     "no anchor": (_set((*FIRST, "anchor"), DELETE), "'0.weight': the saved state lacks anchor"),
     "no importance": (_set((*FIRST, "importance"), DELETE), "lacks importance"),
     "no z": (_set((*FIRST, "z"), DELETE), "lacks z"),
     "NaN anchor": (_set((*FIRST, "anchor"), lambda t: t * math.nan), "'anchor' holds NaN"),
     "NaN importance": (_set((*FIRST, "importance"), lambda t: t * math.nan), "'importance' holds NaN"),
     "NaN momentum": (_set((*FIRST, "momentum_buffer"), lambda t: t / 0), "'momentum_buffer' holds NaN"),
-    "negative importance": (_set((*FIRST, "importance"), lambda t: -1 - t), "'importance' is negative"),
+    "negative importance": (_set((*FIRST, "importance"), lambda t: -1 - t), "'importance' has negative values"),
     "no tensor": (_set((*FIRST, "anchor"), 3), "'anchor' is int, not a tensor"),
-    "no entry": (_set(FIRST, 7), "does not read"),
+    "no entry": (_set(FIRST, 7), "cannot be read"),
     "mean NaN": (_set(("drcl", "importance_mean"), math.nan), "importance_mean=nan"),
     "mean -1": (_set(("drcl", "importance_mean"), -1.0), "importance_mean=-1.0"),
     "half a task": (_set(("drcl", "tasks"), 0.5), "tasks=0.5"),
@@ -297,7 +297,7 @@ def test_a_wrapped_optimizer_that_refuses_its_part_leaves_all_as_it_was():
 
 
 def test_memory_does_not_grow_with_tasks():
-    """anchor, importance and z: three floats a protected weight, two without reflection, whatever the task."""
+    """anchor, importance and z: three floats per protected weight, two without reflection, whatever the task."""
     for splitting, floats in (("douglas-rachford", 3), ("forward-backward", 2), ("implicit", 3)):
         model = mlp()
         count = sum(p.numel() for p in model.parameters())

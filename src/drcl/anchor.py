@@ -1,8 +1,8 @@
 """Anchor: the protected weights, their importance and where both come from, as one .safetensors file.
 
-It is what an engineer ships so that the next round of training, months later and without the old data, can go on: what
-to protect, and beside it the heads that are not protected and the buffers (statistics of norm layers) as they were when
-the task ended. Nothing is ever unpickled, and a file in which a single bit has changed is refused.
+Save it to continue training months later without the old data. It contains what to protect, and also the unprotected
+heads and the buffers (statistics of norm layers) as they were when the task ended. Loading never unpickles anything
+and refuses a file in which a single bit has changed.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def own_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def unwrapped(model: nn.Module, parts: dict[str, Any]) -> dict[str, Any]:
-    """What the model calls by these names, under plain ones."""
+    """The same parts under plain names."""
     names = [n.replace("_orig_mod.", "") for n, _ in model.named_parameters()]
-    # A wrapper puts the same word before all of them; a layer that merely is called `module` keeps its name.
+    # A wrapper puts the same prefix before all names; a layer that just happens to be called `module` keeps its name.
     prefix = "module." if names and all(n.startswith("module.") for n in names) else ""
     return {n.replace("_orig_mod.", "").removeprefix(prefix): t for n, t in parts.items()}
 
 
 def digest(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
-    """Over everything in a file: names, shapes, types and bytes of all tensors, and what is said about them."""
+    """A digest of everything in a file: names, shapes, types and bytes of all tensors, and the metadata."""
     found = hashlib.sha256(json.dumps({k: v for k, v in about.items() if k != "digest"}, sort_keys=True).encode())
     for name in sorted(tensors):
         t = tensors[name].detach().cpu().contiguous()
@@ -89,12 +89,12 @@ def _adapters(tensors: dict[str, Tensor], facts: dict[str, dict[str, Any]]) -> d
 
 
 def _is_measured(key: str) -> bool:
-    """Whether a tensor of a file says how much something matters, along what; weights are not among these."""
+    """Whether a tensor of a file was measured (importance or directions), as opposed to weights."""
     return key.startswith((_IMPORTANCE, _BASIS)) or key.startswith(tuple(f"{_ADAPTER}{k}/" for k in TENSORS))
 
 
 def _widened(key: str, t: Tensor) -> Tensor:
-    """As it was before it was stored in 16 bits, as far as that is known: directions are orthonormal."""
+    """A tensor stored in 16 bits as 32 bits; directions are made orthonormal again."""
     if t.dtype is not torch.bfloat16 or not _is_measured(key):
         return t
     t = t.float()
@@ -111,7 +111,7 @@ class AnchorError(ValueError):
 
 
 def _check_kinds(anchor: Anchor) -> None:
-    """Raise unless every field is a dict by names, of what the field is for."""
+    """Raise unless every field is a dict from names to the kind of entry it needs."""
     kinds: dict[str, type] = {"weights": Tensor, "importance": Tensor, "free": Tensor, "buffers": Tensor}
     kinds["statistics"] = Tensor
     for field_name in ("provenance", *kinds, "bases", "adapters"):
@@ -132,13 +132,13 @@ def _as_path(path: Any) -> Path:
 
 @dataclass
 class Anchor:
-    """Weights to stay near, and how much each of them matters (of mean one per task over all protected weights).
+    """Weights to stay near, and the importance of each of them.
 
-    ``bases`` are the directions of layers that ``drcl.Kronecker`` protects, by the name of the layer's weight; the
-    importance of such a weight is what its directions make of it, and is not used itself. ``free`` are parameters that
-    are not protected (heads) and ``buffers`` those of the model, both as they were when the task ended. ``statistics``
-    are the buffers of norm layers for every task, stacked, where ``norms="per-task"`` keeps them. ``adapters`` are
-    adapters of low rank, by the name of the weight that each adds to: their factors, and the importance of the product.
+    ``bases`` are the directions of layers that ``drcl.Kronecker`` protects, by the name of the layer's weight. The
+    importance of such a weight is computed from its directions for information only; training uses the directions.
+    ``free`` are the unprotected parameters (heads) and ``buffers`` the model's buffers, both as they were when the task
+    ended. ``statistics`` are the buffers of norm layers of every task, stacked, with ``norms="per-task"``. ``adapters``
+    are low-rank adapters, by the name of the weight they add to: their factors, and the importance of their product.
     """
 
     weights: dict[str, Tensor]
@@ -194,12 +194,12 @@ class Anchor:
     def save(self, path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
         """Write the file in one piece: a crash leaves the old file or the new one, never half of either.
 
-        With ``dtype=torch.bfloat16`` importance and directions take half the bytes, at an error of 0.4 % at most of
-        each number; weights, free parameters and buffers stay exact.
+        With ``dtype=torch.bfloat16`` importance and directions take half the bytes, with a relative error of at most
+        0.4 % per number; weights, free parameters and buffers stay exact.
         """
         path = _as_path(path)
         if dtype not in (None, torch.bfloat16):
-            raise ValueError(f"dtype={dtype!r} must be torch.bfloat16, or None to keep every digit")
+            raise ValueError(f"dtype={dtype!r} must be torch.bfloat16, or None to keep full precision")
         tensors = {_WEIGHT + n: w.detach().cpu().contiguous() for n, w in self.weights.items()}
         tensors |= {_IMPORTANCE + n: i.detach().cpu().contiguous() for n, i in self.importance.items()}
         tensors |= {_FREE + n: t.detach().cpu().contiguous() for n, t in self.free.items()}
@@ -229,7 +229,7 @@ class Anchor:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Anchor:
-        """Read an anchor, checked in full before anything is returned; against ``model`` too if one is given."""
+        """Read an anchor and check all of it; also check that it fits ``model`` if one is given."""
         path = _as_path(path)
         if model is not None:
             check_model(model, "Anchor.load(path, model)")
@@ -277,7 +277,7 @@ class Anchor:
         return anchor
 
     def check(self, model: nn.Module) -> None:
-        """Raise unless every anchored parameter is in the model with the same shape; of adapters the product counts."""
+        """Raise unless every anchored parameter is in the model with the same shape; for adapters, their product."""
         check_model(model, "anchor.check(model)")
         own = own_names(model)
         adapters_in(model, self)
@@ -307,10 +307,9 @@ class Anchor:
 
     @torch.no_grad()
     def restore(self, model: nn.Module, prefix: str = "") -> list[str]:
-        """Roll back: put what the anchor has of names that start with ``prefix`` into the model; returns the names.
+        """Roll back: copy everything whose name starts with ``prefix`` into the model; returns the names.
 
-        A free parameter that the model does not have, or has in another shape (a new head), is left as it is, with a
-        warning.
+        A free parameter that the model does not have, or has in another shape (a new head), is skipped with a warning.
         """
         self.check(model)
         if not isinstance(prefix, str):
@@ -329,7 +328,7 @@ class Anchor:
         for name in sorted(given.keys() - fits.keys()):
             if name.startswith(prefix):
                 warnings.warn(
-                    f"drcl: the anchor's {name!r}, which is not protected, does not fit this model; it stays as it is",
+                    f"drcl: the anchor's {name!r}, which is not protected, does not fit this model and is skipped",
                     stacklevel=2,
                 )
         names = [name for name in targets if name in found]
@@ -341,7 +340,7 @@ class Anchor:
 
 
 def adapters_in(model: nn.Module, anchor: Anchor) -> dict[str, Pair]:
-    """The model's own adapters that the anchor's stand for; raises where there is none or it is another one."""
+    """The model's adapters that match the anchor's; raises if one is missing or does not match."""
     try:
         return matched(pairs(model, own_names(model)), anchor.adapters) if anchor.adapters else {}
     except ValueError as reason:

@@ -1,11 +1,11 @@
 """A sharded model and its optimizer in a folder, by torch.distributed.checkpoint: every process writes its shards.
 
     save("folder", model, optimizer)      in the middle of a task, or after one
-    load("folder", model, optimizer)      into a model and an optimizer made anew, sharded over any number of processes
+    load("folder", model, optimizer)      into a new model and optimizer, sharded over any number of processes
 
-torch's own functions work too: ``optimizer.state_dict()`` is tensors and plain values, in the form that
-``get_optimizer_state_dict`` and ``set_optimizer_state_dict`` want. But they fill what an optimizer already has, and a
-new one has no anchor. `load` reads from the folder what there is.
+torch's own functions work too: ``optimizer.state_dict()`` has tensors and plain values, in the form that
+``get_optimizer_state_dict`` and ``set_optimizer_state_dict`` need. But they fill only the tensors that an optimizer
+already has, and a new one has no anchor. `load` reads everything in the folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["load", "save"]
 
 
 def save(folder: str | os.PathLike[str], model: nn.Module, optimizer: DRCL) -> None:
-    """Write the weights that the model holds and all that the optimizer knows. All processes call it."""
+    """Write the model's weights and the optimizer's whole state. All processes must call it."""
     _check(folder, model, optimizer)
     sharding.at_rest(model)
     both = {"model": model.state_dict(), "optimizer": folded(optimizer.state_dict())}
@@ -38,7 +38,7 @@ def save(folder: str | os.PathLike[str], model: nn.Module, optimizer: DRCL) -> N
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module, optimizer: DRCL) -> None:
-    """Go on from what `save` has written; an optimizer that does not fit is refused. All processes call it."""
+    """Continue from what `save` has written; an optimizer that does not fit is refused. All processes must call it."""
     _check(folder, model, optimizer)
     if not (Path(folder) / ".metadata").is_file():
         raise FileNotFoundError(f"{folder}: there is no checkpoint in this folder; drcl.checkpoint.save writes one")
@@ -65,7 +65,7 @@ def _check(folder: Any, model: Any, optimizer: Any) -> None:
 
 
 def _empty(about: Any, path: Sequence[Any], named: dict[str, nn.Parameter], order: list[Tensor]) -> Any:
-    """Where a saved tensor is read to: spread as the parameter that it belongs to, if that has its shape."""
+    """An empty tensor to read a saved one into, sharded like its parameter if that has the same shape."""
     if not isinstance(about, TensorStorageMetadata):
         return None
     dtype = about.properties.dtype
@@ -76,13 +76,13 @@ def _empty(about: Any, path: Sequence[Any], named: dict[str, nn.Parameter], orde
         like = named.get(path[-1])
     if like is not None and like.shape == about.size:
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
-    # What optimizers count their steps with is a number on the CPU.
+    # Optimizers count their steps in a tensor on the CPU.
     device = order[0].device if len(about.size) else torch.device("cpu")
     return torch.empty(about.size, dtype=dtype, device=device)
 
 
 def _put(tree: Any, path: Sequence[Any], value: Any) -> None:
-    """Set one leaf of a nest of dicts and lists, which grows as needed; a number on the path is a place in a list."""
+    """Set one leaf of nested dicts and lists, which grow as needed; a number on the path is a place in a list."""
     for at, following in zip(path, [*path[1:], None]):
         empty: Any = [] if isinstance(following, int) else {}
         value_here = value if following is None else empty

@@ -1,7 +1,7 @@
-"""The end of a task: which parameters an optimizer protects, and what it holds from then on.
+"""The end of a task: decides which parameters to protect, and stores their anchor and importance in the optimizer.
 
-Estimators (`drcl.importance`, `drcl.directions`) measure and `drcl.importance.accumulation` adds tasks up; here the
-outcome is checked, becomes the optimizer's state and, as an anchor, leaves or enters it.
+Estimators (`drcl.importance`, `drcl.directions`) measure importance and `drcl.importance.accumulation` adds up tasks.
+This module checks the result, puts it into the optimizer's state, and converts that state to and from an `Anchor`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from drcl.optimizer import DRCL
 
 
-MULTIPLE = 20  # of the model's own bytes: what directions may take where nobody says
+MULTIPLE = 20  # default limit on the memory of directions, in multiples of the model's bytes
 
 
 def matching(optimizer: DRCL, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -55,10 +55,10 @@ def matching(optimizer: DRCL, model: nn.Module) -> dict[str, nn.Parameter]:
     strangers = [p for p in candidates if p not in names]
     if strangers:
         raise ValueError(
-            f"parameter {optimizer.name_of(strangers[0])!r} of this optimizer is not in the model given to it here; "
+            f"parameter {optimizer.name_of(strangers[0])!r} of this optimizer is not in the given model; "
             "pass the model that is being trained, or put the parameter in a group with free=True"
         )
-    # A weight that is frozen for now still mattered to this task: once protected it stays in the account.
+    # A weight that is frozen for now may still matter to this task, so a protected weight is always measured again.
     held = {p for p, _ in optimizer.protected()}
     chosen = {names[p]: p for p in candidates if p.is_floating_point() and (p.requires_grad or p in held)}
     if not chosen:
@@ -67,23 +67,23 @@ def matching(optimizer: DRCL, model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def checked(named: Mapping[str, nn.Parameter], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """An estimator's importance laid out as the weights are; refused where it does not fit or makes no sense."""
+    """An estimator's importance in the memory layout of the weights; an error if it does not fit or makes no sense."""
     if not isinstance(new, Mapping) or not all(isinstance(t, Tensor) for t in new.values()):
-        raise TypeError(f"the estimator has to give the importance as tensors by name, not {type(new).__name__}")
+        raise TypeError(f"the estimator must return importance as tensors by name, not {type(new).__name__}")
     found: dict[str, Tensor] = {}
     for name, p in named.items():
         if name not in new or new[name].shape != p.shape:
             what = f"of shape {tuple(new[name].shape)}" if name in new else "missing"
-            raise ValueError(f"the importance of {name!r} is {what}; the estimator has to give shape {tuple(p.shape)}")
+            raise ValueError(f"the importance of {name!r} is {what}; the estimator must return shape {tuple(p.shape)}")
         fresh = laid_out_like(p, new[name].detach(), importance_dtype(p))
         if not bool(torch.isfinite(fresh).all()) or bool((fresh < 0).any()):
-            raise ValueError(f"the importance of {name!r} must be finite and >= 0; look at the estimator and the data")
+            raise ValueError(f"the importance of {name!r} must be finite and >= 0; check the estimator and the data")
         found[name] = fresh
     return found
 
 
 def history(optimizer: DRCL, named: dict[str, nn.Parameter], pairs: Collection[str] = ()) -> History:
-    """What the earlier tasks left, for an estimator that has to know. `pairs` names weights that adapters add to."""
+    """The importance of earlier tasks, for estimators that build on it. `pairs` names weights that adapters add to."""
     where = {p: i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
     state = {name: optimizer.state.get(p, {}) for name, p in named.items()}
     wide = {name: importance_dtype(p) for name, p in named.items()}
@@ -99,7 +99,7 @@ def history(optimizer: DRCL, named: dict[str, nn.Parameter], pairs: Collection[s
         mean=optimizer.importance_mean,
         keep=keep_of(optimizer.solver.memory),
         normalise=optimizer.solver.normalise,
-        # A bias that is trained beside an adapter is no part of what the adapter adds to.
+        # The adapter's weight gets a group of its own (-1), so that a trained bias is never joined to it.
         groups={name: -1 if name in pairs else where[p] for name, p in named.items()},
     )
 
@@ -115,7 +115,7 @@ def layers(optimizer: DRCL, named: Mapping[str, Tensor], bases: Mapping[str, Eig
 
 
 def start_task(optimizer: DRCL, model: nn.Module, named: dict[str, nn.Parameter]) -> None:
-    """Begin a task at the weights the model holds: anchor, z and y agree, no motion of the last task is left."""
+    """Begin a task at the model's weights: anchor, z and y are equal, and momentum and proposal start from nothing."""
     for p in named.values():
         state = optimizer.state[p]
         state["anchor"] = p.detach().clone()
@@ -128,9 +128,9 @@ def start_task(optimizer: DRCL, model: nn.Module, named: dict[str, nn.Parameter]
         optimizer.inner.state.clear()
     optimizer.progress.names |= {p: n for n, p in named.items()}
     unprotected = {p for g in optimizer.param_groups for p in g["params"]} - set(named.values())
-    if optimizer.progress.adapters:  # a copy of the large model under them would be of no use
+    if optimizer.progress.adapters:  # copying the large frozen model would only waste memory
         unprotected = {p for p in unprotected if p.requires_grad}
-    # What the next task may change without being asked, as it is now: an anchor of this task has to have it.
+    # An anchor of this task also stores what the next task may change freely, so copy it now.
     optimizer.progress.free = {n: p.detach().clone() for n, p in own_names(model).items() if p in unprotected}
     optimizer.progress.buffers = {n: b.detach().clone() for n, b in own_buffers(model).items()}
     optimizer.progress.mode, optimizer.progress.steps_in_proposal, optimizer.progress.gammas = "train", 0, []
@@ -144,7 +144,7 @@ def consolidate(
     estimator: Importance,
     forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None,
 ) -> None:
-    """The body of DRCL.consolidate: everything that can fail comes before anything that changes for good."""
+    """The body of DRCL.consolidate: everything that can fail runs before anything changes for good."""
     measures = hasattr(estimator, "estimate") or hasattr(estimator, "measure")
     if isinstance(estimator, type) or not measures or not hasattr(estimator, "describe"):
         raise TypeError(f"importance={estimator!r} must be an estimator such as drcl.Fisher() or drcl.Kronecker()")
@@ -159,7 +159,7 @@ def consolidate(
         check_on_directions(optimizer.solver.prox)
     if products.found(optimizer, model, own_names(model), named) and not getattr(estimator, "needs_data", True):
         raise ValueError(
-            f"{type(estimator).__name__} follows the factors of adapters on their way, and their product is what "
+            f"{type(estimator).__name__} would measure the factors of adapters one by one, but only their product "
             "matters; use importance=drcl.Kronecker() or drcl.Fisher()"
         )
     unfinished = any("start" in state for _, state in optimizer.protected())
@@ -172,7 +172,7 @@ def consolidate(
 
 
 def usual(optimizer: DRCL, model: nn.Module) -> Importance:
-    """What is taken where no estimator is given; with strength="auto" nothing else bounds what directions take."""
+    """The default estimator; with strength="auto" it gets a memory limit, because the user cannot have set one."""
     estimator = optimizer.solver.importance()
     if auto.used(optimizer) and isinstance(estimator, Kronecker) and isinstance(model, nn.Module):
         own = sum(p.numel() * max(p.element_size(), 4) for p in model.parameters())
@@ -181,25 +181,25 @@ def usual(optimizer: DRCL, model: nn.Module) -> Importance:
 
 
 def _tell_coarse(optimizer: DRCL, estimator: Importance, notes: Mapping[str, Any]) -> None:
-    """Say once which layers would have taken too much along directions."""
+    """Warn once about layers whose directions would not have fitted into memory."""
     single = [name for name, what in notes.get("layers", {}).items() if what == "diagonal"]
     if single and optimizer.tasks == 0 and auto.used(optimizer) and isinstance(estimator, Kronecker):
         warnings.warn(
-            f"drcl: {len(single)} layers ({single[0]!r}, ...) are protected weight by weight, because directions would "
-            f"take more than {estimator.memory:,} bytes in all; to allow more, give "
+            f"drcl: {len(single)} layers ({single[0]!r}, ...) are protected weight by weight, because all directions "
+            f"together would take more than {estimator.memory:,} bytes; to allow more, call "
             "consolidate(importance=drcl.Kronecker(memory=...))",
             stacklevel=5,
         )
 
 
 def _in_unit_of(optimizer: DRCL, estimator: Importance) -> Importance:
-    """The estimator with the labels that the strength is measured in, where it leaves them open."""
+    """The estimator with the labels that strength="auto" needs, unless it names its own."""
     if not auto.used(optimizer) or not isinstance(estimator, Fisher) or estimator.labels == "outputs":
         return estimator
     if estimator.labels is None:
         return replace(estimator, labels="outputs")
     raise ValueError(
-        f"{type(estimator).__name__}(labels={estimator.labels!r}): strength='auto' is measured in the outputs; leave "
+        f"{type(estimator).__name__}(labels={estimator.labels!r}): strength='auto' needs labels='outputs'; leave "
         "labels out, or give DRCL a strength of your own (preset='directions' or 'weights')"
     )
 
@@ -212,13 +212,13 @@ def measure(
     forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None,
     named: dict[str, nn.Parameter],
 ) -> None:
-    """The importance at z, and with it the start of the next task."""
+    """Measure the importance at z, store it, and start the next task."""
     pairs = products.found(optimizer, model, own_names(model), named)
     asked = products.measured_on(named, pairs)
     earlier = history(optimizer, asked, pairs)
-    made = estimator.describe()  # before it measures: one that watches training starts afresh after that
+    made = estimator.describe()  # before measuring, because that resets estimators that watch training
     with optimizer.deployed(), sharding.whole(model, asked) as inside:
-        watched = asked if not getattr(estimator, "needs_data", True) else inside  # those that the optimizer moves
+        watched = asked if not getattr(estimator, "needs_data", True) else inside  # `asked`: what the optimizer moves
         with torch.enable_grad():
             found = measure_of(estimator)(model, batches, watched, forward, earlier)
         measured = in_unit(earlier, _of_all_ranks(estimator, found))
@@ -245,7 +245,7 @@ def measure(
 
 
 def _of_all_ranks(estimator: Importance, measured: Any) -> Any:
-    """What all processes of a sharded model hold: the mean, where the estimator has not added it up itself."""
+    """The same importance for all processes of a sharded model: their mean, unless the estimator adds it up itself."""
     if not isinstance(measured, Measured) or not isinstance(measured.importance, Mapping):
         return measured
     importance = {n: sharding.full(t) if isinstance(t, Tensor) else t for n, t in measured.importance.items()}
@@ -263,7 +263,7 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
     for p, _ in held:
         if not optimizer.is_named(p):
             raise ValueError(
-                f"{optimizer.name_of(p)} has no name, and an anchor is keyed by names; make the optimizer over "
+                f"{optimizer.name_of(p)} has no name, and an anchor needs names; make the optimizer over "
                 "model.named_parameters()"
             )
     pairs = [(optimizer.name_of(p), state) for p, state in held]
@@ -292,7 +292,7 @@ def anchor_of(optimizer: DRCL) -> Anchor | None:
 
 
 def _whole_copy(t: Tensor) -> Tensor:
-    """A copy; what is gathered from processes comes to the CPU, where a whole model fits."""
+    """A copy; a sharded tensor is gathered on the CPU, which has room for the whole model."""
     return sharding.full(t).cpu() if sharding.is_sharded(t) else t.clone()
 
 
@@ -330,7 +330,7 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
         if not 0 <= mean < float("inf"):
             raise ValueError(f"importance_mean={mean}")
     except (TypeError, ValueError) as reason:
-        raise AnchorError(f"the anchor's provenance does not read: {reason}; make the anchor again") from None
+        raise AnchorError(f"the anchor's provenance cannot be read: {reason}; make the anchor again") from None
     held = {name: named[name] for name in anchor.weights}
     importance = {n: laid_out_like(p, anchor.importance[n], importance_dtype(p)) for n, p in held.items()}
     if any(sharding.is_sharded(p) for p in held.values()):
@@ -343,8 +343,8 @@ def protect(optimizer: DRCL, model: nn.Module, anchor: Anchor) -> None:
     for name, basis in anchor.bases.items():
         if basis.bias and where[name] != where[bias_of(name)]:
             raise ValueError(
-                f"the anchor holds {name!r} and {bias_of(name)!r} together, but they are in different groups here; "
-                "put them in one"
+                f"the anchor holds {name!r} and {bias_of(name)!r} together, but here they are in different groups; "
+                "put them in one group"
             )
     rows = norms.of_anchor(optimizer, anchor)
     norms.check(model, rows)

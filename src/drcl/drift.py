@@ -51,7 +51,7 @@ class Drift:
         return len(self.rows)
 
     def largest(self, n: int = 5) -> tuple[LayerDrift, ...]:
-        """The layers that moved most, by relative change; one that left zero first of all."""
+        """The layers that moved most, by relative change; layers that were zero and moved come first."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ValueError(f"n={n!r} must be a whole number of layers, 0 or more")
         size = {r.layer: math.inf if math.isnan(r.relative_change) else r.relative_change for r in self.rows}
@@ -92,7 +92,7 @@ def _cells(row: LayerDrift) -> tuple[str, ...]:
 
 
 class _Sums(NamedTuple):
-    """What a tensor's weights did, in sums that add up over a layer and over layers."""
+    """How a tensor's weights moved, as sums that add up over tensors and layers."""
 
     weights: int
     unmoved: int
@@ -109,7 +109,7 @@ class _Sums(NamedTuple):
         return added._replace(largest_change=max(self.largest_change, other.largest_change))
 
     def row(self, layer: str, unmoved_directions: float) -> LayerDrift:
-        relative = 0.0 if self.squared_change == 0 else math.nan  # of an anchor that is zero
+        relative = 0.0 if self.squared_change == 0 else math.nan  # if the anchor is zero
         return LayerDrift(
             layer=layer,
             weights=self.weights,
@@ -122,7 +122,7 @@ class _Sums(NamedTuple):
 
 
 def _sums(old: Tensor, new: Tensor) -> _Sums:
-    # In double, which holds every smaller format exactly.
+    # Double precision represents every smaller format exactly.
     same, change, size = new == old, (new.double() - old.double()).abs(), old.double().abs()
     return _Sums(
         weights=old.numel(),
@@ -137,7 +137,7 @@ def _sums(old: Tensor, new: Tensor) -> _Sums:
 
 
 def _table(pairs: Mapping[str, tuple[Tensor, Tensor]], directions: Mapping[str, int]) -> Drift:
-    """Of tensors (old, new) by name; `directions` says how many did not move, for the tensors that have a basis."""
+    """The table of (old, new) tensors; `directions` has the number of unmoved directions of tensors with a basis."""
     tensors = {name: _sums(old, new) for name, (old, new) in pairs.items() if old.numel()}
     if not tensors:
         raise ValueError("every one of these parameters is empty: there is nothing to compare")
@@ -163,7 +163,7 @@ def _table(pairs: Mapping[str, tuple[Tensor, Tensor]], directions: Mapping[str, 
 
 @torch.no_grad()
 def between(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Drift:
-    """How far weights went between two moments, each of them tensors by name.
+    """How far weights moved between two moments; each moment is a dict of tensors by name.
 
     >>> between({"fc.weight": torch.tensor([1.0, 2.0])}, {"fc.weight": torch.tensor([1.0, 3.0])}).total.unmoved
     0.5
@@ -182,9 +182,9 @@ def between(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Drift:
 
 
 def _unmoved_directions(anchor: Anchor, own: dict[str, Tensor], name: str) -> int:
-    """How many directions of a layer's basis the weights have not moved along, beyond rounding.
+    """The number of directions along which a layer's weights have not moved, apart from rounding.
 
-    Directions that the basis left out are unmoved only where the whole layer is.
+    Directions outside the basis count as unmoved only if the whole layer is.
     """
     basis = anchor.bases[name]
     names = [name, bias_of(name)] if basis.bias else [name]
@@ -194,7 +194,7 @@ def _unmoved_directions(anchor: Anchor, own: dict[str, Tensor], name: str) -> in
     basis = basis.cast(pairs[0][0], torch.float64)
     exact = [(w.double(), a.double()) for w, a in pairs]
     d = basis.rotate(basis.difference(exact[0], exact[1] if basis.bias else None))
-    # The weights themselves are rounded, and every direction gets a share of that.
+    # Rounding of the weights shows in every direction.
     rounding = torch.finfo(pairs[0][0].dtype).eps * max(float(torch.maximum(w.abs(), a.abs()).max()) for w, a in pairs)
     return int((d.abs() <= 16 * rounding).sum())
 
@@ -217,7 +217,7 @@ def drift(model: nn.Module, anchor: Anchor) -> Drift:
         raise TypeError(f"anchor must be a drcl.Anchor, not {type(anchor).__name__}: opt.anchor, or Anchor.load(path)")
     anchor.check(model)
     own = {n: sharding.full(p.detach()) for n, p in own_names(model).items()}
-    # In the model's order; a file keeps its own.
+    # In the model's order; a file may have another one.
     pairs = {name: (anchor.weights[name].to(w.device), w) for name, w in own.items() if name in anchor.weights}
     for name, pair in adapters_in(model, anchor).items():
         saved, weight = anchor.adapters[name], sharding.full(pair.weight.detach()).flatten(1).float()

@@ -1,8 +1,8 @@
-"""A head or an embedding gains rows: the optimizer goes on with the larger parameter in place of the old one.
+"""A head or an embedding gains rows: the optimizer continues with the larger parameter in place of the old one.
 
-All that is kept of a parameter has a row for each of its rows. Old rows keep theirs. A new row starts where the new
-parameter put it: that is its anchor, its importance is zero, it has no momentum. In an eigenbasis each new row is a
-direction of its own, of importance zero, so the directions of the old rows stay what they were:
+The optimizer's state has one row for each row of a parameter. Old rows keep theirs. A new row starts with the new
+parameter's value as its anchor, with importance zero and without momentum. In an eigenbasis each new row is a direction
+of its own with importance zero, so the directions of the old rows do not change:
 
     U_G' = [U_G 0]      eigenvalues' = [eigenvalues]      G' = [G 0]
            [ 0  1]                     [     0     ]           [0 0]
@@ -30,15 +30,15 @@ from drcl.state import stored_dtype
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
 
-# Of these a new row starts where the new parameter put it, of everything else at zero.
+# In these, a new row starts at the new parameter's value; in everything else at zero.
 WEIGHTS = ("anchor", "z", "start")
-# What optimizers of torch start with, where that is not zero: state by the option of the group that it starts from.
+# State of torch's optimizers that does not start at zero, and the group option that it starts from.
 STARTS = {"step_size": "lr", "sum": "initial_accumulator_value"}
 
 
 @torch.no_grad()
 def grow(optimizer: DRCL, old: Tensor, new: nn.Parameter, rows: Iterable[int] | None = None) -> None:
-    """Go on with ``new``, which has more rows, in place of ``old``: classes or tokens were added.
+    """Continue with ``new``, which has more rows, in place of ``old``: classes or tokens were added.
 
     >>> head = torch.nn.Linear(4, 3)
     >>> opt = drcl.DRCL(head.named_parameters(), lr=0.1)
@@ -46,15 +46,15 @@ def grow(optimizer: DRCL, old: Tensor, new: nn.Parameter, rows: Iterable[int] | 
     >>> opt.grow(head.weight, wider.weight)
     >>> opt.grow(head.bias, wider.bias)
 
-    The old rows of ``new`` get the values of ``old``. Anchor, importance, directions and momentum of the old rows
-    follow, also those of a wrapped optimizer. New rows are free: only ``damping``, ``stable`` and an infinite strength,
-    which hold weights of no importance too, hold them. A layer's weight and bias are given one after the other.
+    The old rows of ``new`` get the values of ``old``. They keep their anchor, importance, directions and momentum, also
+    in a wrapped optimizer. New rows are free, except with ``damping``, ``stable`` or an infinite strength, which also
+    hold weights of zero importance. Call this for a layer's weight and its bias, one after the other.
 
     Args:
         old: a parameter of this optimizer.
         new: the parameter the model uses from now on: more entries in its first dimension, the others the same. Or
-            ``old`` itself, if its ``.data`` was replaced by a larger tensor; that has to hold the old rows already.
-        rows: where the old rows are in ``new``, in their order; the first ones unless given.
+            ``old`` itself, if its ``.data`` was replaced by a larger tensor that already holds the old rows.
+        rows: the positions of the old rows in ``new``, in order; by default the first rows.
     """
     group, at = _group_of(optimizer, old, new)
     if old in lowrank.factors(optimizer):
@@ -70,12 +70,12 @@ def grow(optimizer: DRCL, old: Tensor, new: nn.Parameter, rows: Iterable[int] | 
         target = new.detach() if old is new else spread(old.detach(), new.detach())
         check_on_weights(optimizer.solver.prox, {optimizer.name_of(old): (target, own["importance"].to(wide))})
     layers = _layers(optimizer, old, new, places)
-    # Nothing has changed so far, and nothing below can be refused.
+    # Nothing has changed so far, and nothing below can fail.
     name, named = optimizer.name_of(old), optimizer.is_named(old)
     if old is not new:
         new.copy_(spread(old.detach(), new.detach()))
     if new.grad is not None and new.grad.shape != new.shape:
-        new.grad = None  # of the smaller tensor
+        new.grad = None  # it still has the smaller shape
     group["params"][at] = new
     progress = optimizer.progress
     for owner, state in ((optimizer, own), (optimizer.inner, inner)):
@@ -96,7 +96,7 @@ def grow(optimizer: DRCL, old: Tensor, new: nn.Parameter, rows: Iterable[int] | 
 
 
 def _group_of(optimizer: DRCL, old: Any, new: Any) -> tuple[dict[str, Any], int]:
-    """The group of the old parameter and its place there; refuses what is no parameter or does not fit."""
+    """The group of the old parameter and its place there; an error if either is not a parameter or they do not fit."""
     if isinstance(optimizer.inner, torch.optim.LBFGS):
         raise TypeError(
             "grow: LBFGS keeps all parameters in one vector; make a new optimizer and protect(model, anchor)"
@@ -106,8 +106,8 @@ def _group_of(optimizer: DRCL, old: Any, new: Any) -> tuple[dict[str, Any], int]
             raise TypeError(f"grow({which}=...) must be a parameter such as model.head.weight, not {type(p).__name__}")
         if sharding.is_sharded(p):
             raise TypeError(
-                f"grow({which}=...) is sharded over processes; take opt.anchor, grow the model before fully_shard, and "
-                "protect(model, anchor) it with a new optimizer"
+                f"grow({which}=...) is sharded over processes; save opt.anchor, grow the model before fully_shard, and "
+                "call protect(model, anchor) on a new optimizer"
             )
     if not new.is_leaf or type(new).__torch_dispatch__ is not Tensor.__torch_dispatch__ or not new.ndim:
         raise TypeError("grow(new=...) must be an ordinary torch.nn.Parameter of at least one dimension")
@@ -121,7 +121,7 @@ def _group_of(optimizer: DRCL, old: Any, new: Any) -> tuple[dict[str, Any], int]
             if p is old:
                 return group, i
     raise ValueError(
-        f"grow: the old parameter, of shape {tuple(old.shape)}, is not in this optimizer; a new one is added with "
+        f"grow: the old parameter, of shape {tuple(old.shape)}, is not in this optimizer; to add a new one, call "
         "opt.add_param_group({'params': [...]})"
     )
 
@@ -132,7 +132,7 @@ def _check_free_of(optimizer: DRCL, new: Tensor) -> None:
 
 
 def _rows_before(optimizer: DRCL, old: Tensor, new: Tensor) -> int | None:
-    """How many rows there were; None where a parameter grew in its place and nothing was kept of it."""
+    """The number of old rows; None if the parameter grew in place and there is no state from before."""
     shape = old.shape
     if old is new:
         kept = [optimizer.state.get(old, {}).get(key) for key in TENSORS]
@@ -209,7 +209,7 @@ def _states(
 
 
 def _layers(optimizer: DRCL, old: Tensor, new: Tensor, places: Tensor) -> dict[Tensor, Layer]:
-    """All layers with directions, that of a grown weight with directions for its new rows."""
+    """All layers with directions; the grown layer gets directions for its new rows."""
     found: dict[Tensor, Layer] = {}
     for weight, layer in optimizer.progress.layers.items():
         if layer.bias is old:
@@ -217,8 +217,8 @@ def _layers(optimizer: DRCL, old: Tensor, new: Tensor, places: Tensor) -> dict[T
         if weight is old:
             if len(layer.basis.eigenvalues) > 1:
                 warnings.warn(
-                    f"drcl: the outputs of {optimizer.name_of(old)!r} are in groups, and with new ones among them its "
-                    "directions are no longer defined; it is held weight by weight until the next consolidate",
+                    f"drcl: the outputs of {optimizer.name_of(old)!r} are in groups, and new outputs change these, so "
+                    "its directions are no longer defined; it is held weight by weight until the next consolidate",
                     stacklevel=4,
                 )
                 continue
@@ -228,7 +228,7 @@ def _layers(optimizer: DRCL, old: Tensor, new: Tensor, places: Tensor) -> dict[T
 
 
 def grown(basis: Eigenbasis, at: Tensor, total: int) -> Eigenbasis:
-    """With `total` outputs, of which the old ones are those `at` these places; the others are free directions."""
+    """The basis with `total` outputs: the old ones are `at` these places, the others are free directions."""
     at = at.to(basis.eigenvalues.device)
     free = torch.ones(total, dtype=torch.bool, device=at.device)
     free[at] = False

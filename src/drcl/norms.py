@@ -1,26 +1,27 @@
-"""Running statistics: what a norm layer remembers of its data, and what becomes of that when tasks change.
+"""Running statistics: what norm layers remember of their data, and what happens to it when tasks change.
 
-BatchNorm, SyncBatchNorm and InstanceNorm (with ``track_running_stats``) normalise by the batch while they train, and by
-running means and variances when the model is judged. These are no parameters: no gradient moves them and no prox holds
-them, but every task overwrites them, and what the old tasks computed changes with them.
+BatchNorm, SyncBatchNorm and InstanceNorm (with ``track_running_stats``) normalise by the batch during training and by
+running means and variances in evaluation. These statistics are not parameters: no gradient moves them and no prox holds
+them. But every task overwrites them, and that changes what the model computes for the old tasks.
 
     ============ ===================================================================================================
     norms        what happens
     ============ ===================================================================================================
     "averaged"   The default. The statistics are a mean over tasks in which the first one counts nine times. From the
-                 second task on a layer normalises, in training as in evaluation, by a point between the statistics kept
-                 and those of the batch: (1 - s) kept + s batch with s = 1/10, 1/11, 1/12, ... That is a proximal step.
-                 What the old tasks computed hardly changes, and training stays as stable as with the batch alone: no
-                 channel's deviation exceeds sqrt(1/s).
-    "frozen"     s = 0: the statistics are those of the first task, in training too. A layer is one fixed map for all
+                 second task on a layer normalises, also in training, by a point between the kept statistics and those
+                 of the batch: (1 - s) kept + s batch with s = 1/10, 1/11, 1/12, ... That is a proximal step. What the
+                 model computes for the old tasks hardly changes, and training stays as stable as with the batch alone:
+                 no channel's deviation exceeds sqrt(1/s).
+    "frozen"     s = 0: the statistics stay those of the first task, also in training. A layer is one fixed map for all
                  tasks, and nothing bounds its outputs: a learning rate that suits BatchNorm may be too large.
-    "per-task"   Every task keeps its own, which ``deployed(task=...)`` puts into the model. They have to be told apart.
+    "per-task"   Every task keeps its own statistics, and ``deployed(task=...)`` puts them into the model. You must know
+                 to which task an input belongs.
     "shared"     Nothing: every task overwrites the statistics.
     ============ ===================================================================================================
 
-``consolidate`` and ``protect`` tell the optimizer which model it trains; nothing else has to be called. An optimizer
-that resumes from a ``state_dict`` finds the layers again when the model is called for the first time. docs/norms.md has
-the measurements.
+The optimizer learns from ``consolidate`` and ``protect`` which model it trains; you need not call anything else. An
+optimizer that resumes from a ``state_dict`` finds the layers when the model is called for the first time. docs/norms.md
+has the measurements.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
 
 POLICIES = ("averaged", "frozen", "per-task", "shared")
 DEFAULT = "averaged"
-FIRST = 9  # tasks that the first one counts for in the mean over tasks
+FIRST = 9  # in the mean over tasks, the first task counts for this many
 _SAID = {
-    "averaged": "become a mean over tasks, by which the layers normalise in training too from the second task on",
-    "frozen": "stay those of the first task, by which the layers normalise the next ones too, also in training",
-    "per-task": "are kept for every task: opt.deployed(task=...) puts them into the model",
+    "averaged": "become a mean over tasks; from the second task on the layers normalise by it in training too",
+    "frozen": "stay those of the first task; the layers normalise by them in all later tasks, also in training",
+    "per-task": "are kept separately for every task: opt.deployed(task=...) puts them into the model",
     "shared": "are overwritten by every task",
 }
 
@@ -62,8 +63,8 @@ _SAID = {
 class Frozen:
     """A norm layer's ``train`` method while its statistics are frozen: the layer stays in evaluation mode.
 
-    An object and not a function, so that a copy of the model has one of its own. The layer's mode is what compiled code
-    looks at, too.
+    It is an object and not a function, so that a copy of the model gets its own. It works through the layer's mode
+    because compiled code checks that too.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -102,9 +103,9 @@ def freeze(layer: nn.Module) -> None:
 
 
 def hold(layer: nn.Module, mean: Tensor, var: Tensor, share: float) -> None:
-    """From now on the layer normalises, in training, by a point between these statistics and the batch's."""
+    """From now on, in training, the layer normalises by a point between these statistics and the batch's."""
     if not isinstance(layer, _NormBase):
-        freeze(layer)  # a layer of its own kind: how it normalises is not known here
+        freeze(layer)  # an unknown kind of layer: we cannot know how it normalises
         return
     release(layer)
     layer.__dict__["forward"] = Averaged(layer, mean, var, share)
@@ -113,7 +114,7 @@ def hold(layer: nn.Module, mean: Tensor, var: Tensor, share: float) -> None:
 
 
 def release(layer: nn.Module) -> None:
-    """Undo ``freeze`` and ``hold``: the layer is what it was, in the mode that was last asked for."""
+    """Undo ``freeze`` and ``hold``; the layer gets the mode that was last asked for."""
     if is_frozen(layer):
         layer.training = layer.__dict__.pop("train").asked
     if isinstance(layer.__dict__.get("forward"), Averaged):
@@ -121,15 +122,15 @@ def release(layer: nn.Module) -> None:
 
 
 def share_of(tasks: int) -> float:
-    """The share of the next task in the mean over tasks, of which the first counts for FIRST."""
+    """The share of the next task in the mean over tasks, where the first task counts for FIRST tasks."""
     return 1 / (FIRST + tasks)
 
 
 def between(layer: Any, input: Tensor, mean: Tensor, var: Tensor, share: float) -> Tensor:
-    """Normalise by (1 - share) of these statistics and a share of the batch's; the running ones follow.
+    """Normalise by (1 - share) * these statistics + share * the batch's, and update the running statistics.
 
     This is the proximal step: the minimiser of share |m - m_batch|^2 + (1 - share) |m - m_kept|^2, for the mean and for
-    the variance. As in BatchNorm the gradient goes through the statistics of the batch.
+    the variance. As in BatchNorm, the gradient flows through the statistics of the batch.
     """
     layer._check_input_dim(input)
     single = isinstance(layer, _InstanceNorm)
@@ -153,7 +154,7 @@ def between(layer: Any, input: Tensor, mean: Tensor, var: Tensor, share: float) 
 
 
 def _moments(layer: nn.Module, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor, int]:
-    """Mean and variance of the batch, and over how many values; over all processes in a SyncBatchNorm."""
+    """Mean, variance and number of values of the batch; over all processes in a SyncBatchNorm."""
     var, mean = torch.var_mean(x, dims, correction=0)
     count = x.numel() // max(mean.numel(), 1)
     if not isinstance(layer, nn.SyncBatchNorm) or not dist.is_initialized():
@@ -166,7 +167,7 @@ def _moments(layer: nn.Module, x: Tensor, dims: list[int]) -> tuple[Tensor, Tens
 
 
 def _follow(layer: Any, mean: Tensor, var: Tensor) -> None:
-    """The running statistics move as those of any norm layer do."""
+    """Update the running statistics as any norm layer does."""
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
     factor = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
@@ -187,7 +188,7 @@ def layers_with_statistics(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def statistics(layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """What they keep, under the names that the model gives them."""
+    """The statistics of these layers, under their names in the model."""
     return {
         f"{name}.{key}" if name else key: buffer
         for name, layer in layers.items()
@@ -197,25 +198,25 @@ def statistics(layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def tell(optimizer: DRCL, model: nn.Module) -> None:
-    """Say once what becomes of running statistics, unless the user has chosen it."""
+    """Warn once what happens to running statistics, unless the user has chosen a policy."""
     layers, progress = layers_with_statistics(model), optimizer.progress
     if layers and not progress.normed and optimizer.solver.says_norms:
         policy = optimizer.solver.norms
         warnings.warn(
             f"drcl: the running statistics of {len(layers)} norm layers ({next(iter(layers))!r}, ...) {_SAID[policy]}; "
-            f"give norms={policy!r} to hear no more of it, or another policy of drcl.norms",
+            f"pass norms={policy!r} to silence this warning, or another policy of drcl.norms",
             stacklevel=2,
         )
 
 
 def start_task(optimizer: DRCL, model: nn.Module) -> None:
-    """After the statistics of a task have become final: hold them, or keep them beside those of the other tasks."""
+    """At the end of a task, when its statistics are final: note which layers of the model have them."""
     progress, layers = optimizer.progress, layers_with_statistics(model)
     progress.normed, progress.norm_layers = list(layers), layers
 
 
 def begin(optimizer: DRCL) -> None:
-    """After a task has been counted: the layers follow the policy in the next one."""
+    """After a task was counted: apply the policy to the layers for the next task."""
     _apply(optimizer)
 
 
@@ -227,14 +228,14 @@ def keep_task(optimizer: DRCL) -> None:
     kept = dict(progress.statistics)
     for name, buffer in statistics(progress.norm_layers).items():
         row = buffer.detach().clone()[None]
-        # A layer that came later has had no other statistics for the tasks before.
+        # A layer that was added later has no earlier statistics: use these for the earlier tasks too.
         rows = kept.get(name, row.expand(progress.tasks, *buffer.shape))
         kept[name] = torch.cat([rows.to(row.device), row])
     progress.statistics = kept
 
 
 def of_anchor(optimizer: DRCL, anchor: Anchor) -> dict[str, Tensor]:
-    """The statistics of each task that an anchor brings; those of its last task where it was made without."""
+    """The statistics of each task in an anchor; empty unless the policy is "per-task"."""
     tasks = max(1, int(anchor.provenance.get("tasks", 1)))
     if optimizer.solver.norms != "per-task":
         return {}
@@ -246,12 +247,12 @@ def of_anchor(optimizer: DRCL, anchor: Anchor) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def of_task(optimizer: DRCL, task: int | None) -> Iterator[None]:
-    """Inside, the layers hold the statistics of a task (counted from 0) where these are kept for each."""
+    """Inside, the layers hold the statistics of this task (counted from 0), if every task keeps its own."""
     progress = optimizer.progress
     whole = isinstance(task, int) and not isinstance(task, bool)
     if task is not None and (not whole or not 0 <= task <= optimizer.tasks):
         raise ValueError(
-            f"task={task!r} must be the number of a task, from 0 for the first one to {optimizer.tasks} for the one in "
+            f"task={task!r} must be the number of a task, from 0 for the first to {optimizer.tasks} for the one in "
             "training"
         )
     if task is None or task == optimizer.tasks or not progress.statistics:
@@ -273,9 +274,9 @@ def of_task(optimizer: DRCL, task: int | None) -> Iterator[None]:
 
 
 def resume(optimizer: DRCL, before: Mapping[str, nn.Module]) -> None:
-    """After a state was loaded: hold what it held, in the layers known `before` or in those the model has.
+    """After a state was loaded: apply the policy to the layers known `before`, and look for the others.
 
-    A state of tensors cannot say which model it belongs to; the first call of the model does.
+    A state dict does not know the model's layers; they are found when the model is called for the first time.
     """
     progress = optimizer.progress
     for name, layer in before.items():
@@ -288,26 +289,26 @@ def resume(optimizer: DRCL, before: Mapping[str, nn.Module]) -> None:
 
 
 def lost(optimizer: DRCL) -> list[str]:
-    """Layers that a loaded state speaks of and that were not met yet."""
+    """Layers that a loaded state names and that have not been found yet."""
     if optimizer.solver.norms == "shared":
         return []
     return [name for name in optimizer.progress.normed if name not in optimizer.progress.norm_layers]
 
 
 def refuse_lost(optimizer: DRCL) -> None:
-    """Raise where a loaded state speaks of layers that were not met: they would train as if it did not."""
+    """Raise if layers of a loaded state have not been found: they would train without their policy."""
     names = lost(optimizer)
     if names:
         raise RuntimeError(
             f"norms={optimizer.solver.norms!r}: the loaded state holds the running statistics of {names[0]!r}, "
-            "but the model was not called since: call the whole model once, for instance model(inputs)"
+            "but the model has not been called since: call the whole model once, for instance model(inputs)"
         )
 
 
 def _apply(optimizer: DRCL, names: Iterable[str] | None = None) -> None:
     policy, kept = optimizer.solver.norms, optimizer.progress.buffers
     if policy == "shared":
-        return  # whoever changed a layer knows why
+        return  # leave alone whatever the user did to a layer
     for name, layer in optimizer.progress.norm_layers.items():
         if names is not None and name not in names:
             continue
@@ -321,7 +322,7 @@ def _apply(optimizer: DRCL, names: Iterable[str] | None = None) -> None:
 
 
 class _Search:
-    """Looks at every module that is called until all lost layers are met; their names follow from parameters inside."""
+    """Looks at every module that is called until all lost layers are found; parameters in a module reveal its name."""
 
     def __init__(self, optimizer: DRCL) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -342,7 +343,7 @@ class _Search:
 
 
 def _again(layer: nn.Module) -> None:
-    """torch has looked up what the layer computes before it was met: this one call is done again as it should be."""
+    """Repeat the current call of a layer: torch had looked up its forward method before we replaced it."""
     before = [(b, b.clone()) for b in layer.buffers()]
 
     def redo(layer: nn.Module, inputs: Any, output: Any) -> Any:
@@ -372,4 +373,4 @@ def check(model: nn.Module, rows: Mapping[str, Tensor]) -> None:
     buffers = own_buffers(model)
     for name, kept in rows.items():
         if name not in buffers or kept.shape[1:] != buffers[name].shape:
-            raise AnchorError(f"the statistics {name!r} of the anchor do not fit this model; load the model it is of")
+            raise AnchorError(f"the statistics {name!r} of the anchor do not fit this model; use the anchor's model")

@@ -51,17 +51,17 @@ class DRCL(torch.optim.Optimizer):
         >>> opt.consolidate(model, task)
 
     Args:
-        params: parameters, named parameters (better: messages, anchors and reports name them) or groups. A group may
-            set the SGD options and ``strength``, ``stable``, ``damping``, ``free=True`` (heads: not protected).
-        lr: as in ``torch.optim.SGD``, like momentum, dampening, nesterov, weight_decay and maximize. gamma is lr, or
-            with momentum lr / (1 - momentum): what a step moves per unit of a gradient that lasts.
-        strength: "auto", the default, finds it from the length of a task and the room that its first gradients have
+        params: named parameters (messages, anchors and reports then use the names), parameters, or groups. A group may
+            set the SGD options, ``strength``, ``stable``, ``damping`` and, for heads, ``free=True`` (not protected).
+        lr: as in ``torch.optim.SGD``, and so are momentum, dampening, nesterov, weight_decay and maximize. gamma is
+            lr, or lr / (1 - momentum) with momentum: how far a constant gradient of 1 moves a weight per step.
+        strength: "auto", the default, chooses it from the length of a task and the room that its first gradients have
             (``drcl.splitting.auto``). A number is the paper's lambda, on importance in the unit of ``normalise``;
             0 protects nothing, inf freezes every protected weight.
-        stable: a share in (0, 1) instead of a strength, which is then chosen so that this share of the protected
-            weights stays exactly where it was. Read it back with ``strengths``.
+        stable: a share in (0, 1) instead of a strength. DRCL then chooses the strength so that this share of the
+            protected weights stays exactly in place; read it with ``strengths``.
         prox: "l1", "l2", "elastic", "group", "box", an object of ``drcl.prox``, or any ``f(r, anchor, threshold)``.
-        splitting: which iteration negotiates.
+        splitting: the iteration to use.
 
             | splitting | gradients per step | state per weight | stable while | ends at |
             |---|---|---|---|---|
@@ -69,40 +69,40 @@ class DRCL(torch.optim.Optimizer):
             | "douglas-rachford" | 1 | a, F, z | lr * curvature < 1 | O(lr) away from it |
             | "implicit" | ``inner_steps`` | a, F, z | lr * curvature < 3 | the minimiser |
 
-            "douglas-rachford" is Algorithm 1 of the paper; with momentum 0.9 it wants a rate ten times smaller.
+            "douglas-rachford" is Algorithm 1 of the paper; with momentum 0.9 it needs a ten times smaller lr.
             "implicit" is true Douglas-Rachford: inner gradient steps, with a closure, solve for the prox of the loss.
 
-        iterations: iterations on one mini-batch of a later task; more than one needs ``step(closure)``.
-        tolerance: stop these early once the residual |y' - y| falls below this fraction of the first one.
-        plasticity_steps: this many optimizer steps form one proposal, then one negotiation. In between ``eval`` and
-            ``deployed`` show the outcome of the last one; ``consolidate`` negotiates what there is of a proposal.
+        iterations: iterations on each mini-batch from the second task on; more than one needs ``step(closure)``.
+        tolerance: stop these early once the residual |y' - y| falls below this fraction of the first residual.
+        plasticity_steps: this many optimizer steps form one proposal, and one negotiation follows. In between, ``eval``
+            and ``deployed`` show the result of the last negotiation; ``consolidate`` negotiates an unfinished proposal.
         inner_steps: gradient evaluations of the implicit proposal.
-        memory: importance over tasks: "sum", "latest", or a decay in [0, 1].
+        memory: how importance adds up over tasks: "sum", "latest", or a decay in [0, 1].
         normalise: the unit of importance.
 
             | normalise | importance is divided by | what follows |
             |---|---|---|
-            | "task" | each task's mean, then added up | every task is held by the same strength, however many follow |
+            | "task" | each task's mean, then added up | every task is held equally strongly, however many follow |
             | "share" | each task's sum, in millionths | as "task"; a strength also means the same on a wider network |
-            | "global" | the mean of the sum over tasks | a task of larger gradients counts for more; new tasks dilute |
-            | "none" | nothing, and added up | what strength="auto" is made for |
+            | "global" | the mean of the sum over tasks | larger gradients count more; new tasks dilute old ones |
+            | "none" | nothing, then added up | the unit that strength="auto" needs |
 
         damping: added to the importance of every weight.
-        backend: who computes a step, see ``drcl.splitting.kernels``.
-        norms: running statistics of BatchNorm and its kin: "averaged" over tasks (the default, said once), "frozen"
-            after the first, "per-task" with ``deployed(task=...)``, or "shared", which forgets. See ``drcl.norms``.
-        check_finite: refuse NaN and infinite gradients before anything changes (one more read of the gradients).
-        horizon: steps of a task, for strength="auto"; None: as many as the last task took.
-        storage: torch.bfloat16 keeps importance and directions in half the bytes, to 0.4 % of each number, and widens
-            them layer by layer in a step. The anchor stays in the parameter's own type: what is held returns to it bit
-            for bit. Sums over more than some 200 tasks of equal importance stop growing.
-        preset: settings under one name; whatever is given beside one wins, but for "paper". "auto" protects directions
-            (``drcl.Kronecker``, in at most 20 times the memory of the model) by L2 with strength "auto", ten
-            optimizer steps per proposal. "directions" is the same with strength 0.003 on shares, "weights" protects
-            single weights (``drcl.Fisher``) by L1 of strength 0.001. "paper" takes the paper's settings: lr 5e-3
-            without momentum, L1 of strength 10, five Douglas-Rachford iterations on each batch (``step(closure)``),
-            importance of the latest task only. Without a preset it is "auto", or "weights" if you give a strength,
-            ``stable``, ``prox``, ``splitting`` or another option of the form yourself.
+        backend: the code that computes a step, see ``drcl.splitting.kernels``.
+        norms: running statistics of BatchNorm and similar layers: "averaged" over tasks (the default), "frozen" after
+            the first task, "per-task" with ``deployed(task=...)``, or "shared", which forgets. See ``drcl.norms``.
+        check_finite: refuse NaN and infinite gradients before anything changes (reads the gradients once more).
+        horizon: steps per task, for strength="auto"; None: as many as the last task took.
+        storage: torch.bfloat16 keeps importance and directions in half the bytes, each number to 0.4 %, and widens them
+            layer by layer in a step. The anchor keeps the parameter's own type, so held weights return to it bit for
+            bit. Sums over more than about 200 tasks of equal importance stop growing.
+        preset: settings under one name. Arguments you give as well win, except with "paper". "auto" protects directions
+            (``drcl.Kronecker``, in at most 20 times the memory of the model) by L2 with strength "auto" and ten
+            optimizer steps per proposal. "directions" is the same with strength 0.003 on shares. "weights" protects
+            single weights (``drcl.Fisher``) by L1 with strength 0.001. "paper" is the paper's method: lr 5e-3 without
+            momentum, L1 with strength 10, five Douglas-Rachford iterations per batch (``step(closure)``), importance
+            of the latest task only. The default is "auto", or "weights" if you set strength, ``stable``, ``prox``,
+            ``splitting`` or another option that decides how weights are held.
     """
 
     @options.takes_presets
@@ -164,14 +164,14 @@ class DRCL(torch.optim.Optimizer):
         self.residual: float = math.nan
         #: How many iterations the last ``step`` took.
         self.iterations_used: int = 0
-        #: Tasks so far, what the model holds, names, layers with directions: all that is not in groups or ``state``.
+        #: Everything that is not in the groups or in ``state``: tasks so far, names, layers with directions and so on.
         self.progress = Progress()
         own |= dict(free=False, chosen_strength=None)
         if _inner is None:
             own |= dict(dampening=dampening, nesterov=nesterov, weight_decay=weight_decay, maximize=maximize)
             super().__init__(options.parameters(params), own)
         else:
-            del own["lr"], own["momentum"]  # the wrapped optimizer's affair
+            del own["lr"], own["momentum"]  # the wrapped optimizer has its own
             super().__init__([{**g} for g in _inner.param_groups], {**_inner.defaults, **own})
             self.share_groups()
 
@@ -179,9 +179,10 @@ class DRCL(torch.optim.Optimizer):
     def around(cls, optimizer: torch.optim.Optimizer, strength: float | None = None, **arguments: Any) -> DRCL:
         """Let any torch optimizer make the proposal: ``DRCL.around(torch.optim.AdamW(...), strength=...)``.
 
-        Options and defaults are those of DRCL, without what is the wrapped optimizer's. A strength means the same as
-        with SGD: the prox takes the step size that the proposal really took (``drcl.splitting.step_size``).
-        The groups are shared, so a scheduler may be given either of the two; only call ``step`` on this one.
+        Options and defaults are those of DRCL, except those that belong to the wrapped optimizer (lr and the like). A
+        strength means the same as with SGD: the prox uses the step size that the proposal really took
+        (``drcl.splitting.step_size``). Both optimizers share their groups, so a scheduler works with either of them,
+        but call ``step`` only on this one.
         """
         options.wrapped(optimizer, DRCL, arguments)
         if strength is not None:
@@ -195,36 +196,36 @@ class DRCL(torch.optim.Optimizer):
 
     @property
     def importance_mean(self) -> float:
-        """The mean the importance was divided by: multiply it back to have the sum over tasks."""
+        """The mean that importance was divided by; multiply by it to get the sum over tasks."""
         return self.progress.importance_mean
 
     @property
     def strengths(self) -> list[float]:
-        """The strength in force in each group, chosen by ``stable`` where that is set (NaN before its first step)."""
+        """The strength in use in each group; NaN where ``stable`` or "auto" has not chosen one yet."""
         given = (g["stable"] is None and g["strength"] != options.AUTO for g in self.param_groups)
         chosen = [g["strength" if yes else "chosen_strength"] for g, yes in zip(self.param_groups, given)]
         return [math.nan if value is None else float(value) for value in chosen]
 
     def penalty(self) -> float:
-        """The stability term at the weights the model holds: strength * penalty, summed over all that is protected.
+        """The stability term at the model's current weights: strength * penalty, summed over all protected weights.
 
-        NaN for a prox of your own without ``penalty``, or where ``stable`` has not chosen a strength yet.
+        NaN for a prox of your own without ``penalty``, or while ``stable`` has not chosen a strength yet.
         """
         return stability.penalty(self) + sum(lowrank.penalties(self))
 
     def train(self) -> None:
-        """Put y into the model: the weights gradients are taken at."""
+        """Put y into the model: the weights at which gradients are taken."""
         self._hold("train")
 
     def eval(self) -> None:
-        """Put z into the model: the weights of the last negotiation, to evaluate, save and ship."""
+        """Put z into the model: the result of the last negotiation, to evaluate, save and ship."""
         self._hold("eval")
 
     @contextlib.contextmanager
     def deployed(self, task: int | None = None) -> Iterator[None]:
-        """``with opt.deployed():`` the model holds z; afterwards it holds what it held before.
+        """Inside ``with opt.deployed():`` the model holds z; afterwards it holds what it held before.
 
-        With norms="per-task" and ``task`` (0 is the first one) norm layers hold the running statistics of that task.
+        With norms="per-task" and ``task`` (0 is the first) norm layers hold the running statistics of that task.
         """
         before = self.progress.mode
         with running.of_task(self, task), contextlib.ExitStack() as afterwards:
@@ -237,7 +238,7 @@ class DRCL(torch.optim.Optimizer):
         if mode == self.progress.mode:
             return
         for p, state in self.protected():
-            # Without reflection y is z, except in the middle of a proposal, which started at z.
+            # Without reflection y equals z, except in the middle of a proposal, which started at z.
             other = state.get("z", state.get("start"))
             if other is not None:
                 sharding.exchange(p, other)
@@ -257,13 +258,13 @@ class DRCL(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step: an iteration of the splitting, or ``iterations`` of them on one batch with a closure."""
+        """One step: one iteration of the splitting, or with a closure ``iterations`` of them on the same batch."""
         options.closure(closure)
         if self.progress.mode == "eval":
             raise RuntimeError("the model holds the weights for evaluation; call opt.train() before opt.step()")
         running.refuse_lost(self)
         if self.inner is not None:
-            self.share_groups()  # it may have been given a group of its own since
+            self.share_groups()  # someone may have added a group to the wrapped optimizer
         if not self._evaluates_itself():
             return self._iterate(closure)
         if closure is None:
@@ -272,13 +273,13 @@ class DRCL(torch.optim.Optimizer):
             return self._iterate(closure)
 
     def _evaluates_itself(self) -> bool:
-        """Whether one step takes several evaluations of the loss."""
+        """Whether one step evaluates the loss several times."""
         several = self.solver.iterations > 1 or self.solver.splitting == "implicit"
         return (several and self.tasks > 0) or isinstance(self.inner, torch.optim.LBFGS)
 
     def _iterate(self, closure: Callable[[], Any] | None) -> Any:
         loss, first = None, math.nan
-        rounds = self.solver.iterations if self.tasks else 1  # nothing to negotiate yet: a plain step
+        rounds = self.solver.iterations if self.tasks else 1  # in the first task there is nothing to negotiate
         for k in range(rounds):
             before = [(p, p.clone()) for p, _ in self.protected()] if rounds > 1 else []
             if self.solver.splitting == "implicit" and self.tasks:
@@ -306,30 +307,30 @@ class DRCL(torch.optim.Optimizer):
     ) -> None:
         """End a task: z becomes the model's weights and the new anchor, and its importance is estimated.
 
-        A proposal of ``plasticity_steps`` that is not finished is negotiated first, with the learning rates so far.
+        An unfinished proposal of ``plasticity_steps`` is negotiated first, with the learning rates so far.
 
         Args:
             model: the model whose parameters this optimizer trains.
             batches: the task's data, such as a DataLoader: batches ``(inputs, targets)``, or dicts by argument names.
-            importance: how to estimate. ``drcl.Kronecker()``, the default of the presets "auto" and "directions",
-                protects the directions that mattered; with it prox is "l1", "l2" or "elastic". ``drcl.Fisher()``, the
-                default of the others, protects single weights.
-            forward: ``forward(model, batch) -> (outputs, targets)`` for batches of any other form.
+            importance: how to estimate importance. ``drcl.Kronecker()``, the default of the presets "auto" and
+                "directions", protects the directions that mattered and needs prox "l1", "l2" or "elastic".
+                ``drcl.Fisher()``, the default of the other presets, protects single weights.
+            forward: ``forward(model, batch) -> (outputs, targets)`` for batches in any other form.
 
-        The model's train/eval mode, gradients, buffers and the global random state are left as they were, but for norm
-        layers (``norms``). If anything is refused, nothing has changed. Momentum starts afresh, as the new task should.
+        Apart from norm layers (``norms``), the model's train/eval mode, gradients, buffers and the global random state
+        stay as they were. If anything is refused, nothing has changed. Momentum starts at zero for the new task.
         """
         estimator = consolidation.usual(self, model) if importance is None else importance
         consolidation.consolidate(self, model, batches, estimator, forward)
 
     @property
     def anchor(self) -> Anchor | None:
-        """A copy of the protected weights, their importance and how they came about; None before ``consolidate``."""
+        """A copy of the protected weights, their importance and how it was measured; None before ``consolidate``."""
         return consolidation.anchor_of(self)
 
     @torch.no_grad()
     def protect(self, model: nn.Module, anchor: Anchor) -> None:
-        """Take up where a saved anchor left off: the model gets its weights and they are protected from now on."""
+        """Continue from a saved anchor: the model gets its weights, and they are protected from now on."""
         if not isinstance(anchor, Anchor):
             raise TypeError(f"anchor must be a drcl.Anchor, not {type(anchor).__name__}: Anchor.load reads one")
         consolidation.protect(self, model, anchor)
@@ -339,7 +340,7 @@ class DRCL(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         options.param_group(param_group)
         if "strength" in param_group and "stable" not in param_group:
-            param_group = {**param_group, "stable": None}  # its own strength, not the share all others aim at
+            param_group = {**param_group, "stable": None}  # its own strength replaces the share of the other groups
         options.group({**self.defaults, **param_group}, self.solver, strict=self.inner is None)
         if self.inner is not None and self.param_groups is self.inner.param_groups:
             self.inner.add_param_group(param_group)
@@ -352,7 +353,7 @@ class DRCL(torch.optim.Optimizer):
             self.progress.travel = [*self.progress.travel, 0.0]
 
     def share_groups(self) -> None:
-        """Share the wrapped optimizer's groups, filled up with the options that are ours."""
+        """Use the wrapped optimizer's groups, and add DRCL's options to them."""
         assert self.inner is not None
         self.param_groups = self.inner.param_groups
         for group in self.param_groups:
@@ -360,7 +361,7 @@ class DRCL(torch.optim.Optimizer):
                 group.setdefault(key, self.defaults[key])
 
     def name_of(self, p: Tensor) -> str:
-        """The parameter's name in the model, as far as it was ever told; its place in the groups otherwise."""
+        """The parameter's name in the model if it is known, otherwise its place in the groups."""
         if p in self.progress.names:
             return self.progress.names[p]
         for g, group in enumerate(self.param_groups):
@@ -371,20 +372,20 @@ class DRCL(torch.optim.Optimizer):
         return "?"
 
     def is_named(self, p: Tensor) -> bool:
-        """Whether ``name_of`` gives a name."""
+        """Whether the parameter's name is known."""
         return p in self.progress.names or any(
             "param_names" in g and any(p is q for q in g["params"]) for g in self.param_groups
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values only: it can be saved without pickle, also in the middle of a task."""
+        """Tensors and plain values only, so it can be saved without pickle, even in the middle of a task."""
         return storage.pack(self, super().state_dict())
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from ``state_dict``; the model must hold the weights it held when that was taken.
+        """Resume from ``state_dict``; the model must hold the weights it held when the state was saved.
 
-        It is looked at in full first: if anything in it is missing or cannot be, nothing changes.
+        The whole state is checked first: if anything in it is missing or impossible, nothing changes.
         """
         state_dict = storage.checked(self, state_dict)
         with rollback.loading(self):

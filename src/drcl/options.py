@@ -1,4 +1,4 @@
-"""What DRCL accepts, and the sentences it answers with when it is given something else."""
+"""The options of DRCL, their presets, and the errors for values it does not accept."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from drcl.splitting.kernels import BACKENDS
 
 AUTO = "auto"  # in place of a strength
 SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
-LARGEST = 1e30  # a number that 32-bit weights survive
+LARGEST = 1e30  # larger numbers overflow 32-bit weights
 NORMALISATIONS = ("task", "share", "global", "none")
 MEMORIES = ("sum", "latest")
-# Settings under one name, written out in full: later defaults do not change what a name stands for.
+# Written out in full, so that a change of a default does not change a preset.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": dict(
         lr=5e-3,
@@ -51,7 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         normalise="task",
         damping=0.0,
     ),
-    # With these ``consolidate`` measures directions (drcl.Kronecker) where no importance is given.
+    # With this preset and "auto", ``consolidate`` measures directions (drcl.Kronecker) unless told otherwise.
     "directions": dict(
         strength=0.003,
         stable=None,
@@ -77,17 +77,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-# Who chooses one of these chooses how things are held, and starts from "weights" where no preset is named.
+# These options decide how weights are held: with any of them, and no preset, the preset is "weights" instead of "auto".
 FORM = {"strength", "stable", "prox", "splitting", "iterations", "tolerance", "inner_steps", "normalise"}
 
 
 def _choice(names: Iterable[str]) -> Any:
-    """The type of an option that is one of these names."""
+    """The type of an option that takes one of these names."""
     literal: Any = Literal
     return literal[tuple(names)]
 
 
-# What each option of DRCL takes, for command lines and forms. Its default is in the signature, and nowhere else.
+# The type of each option of DRCL, for command lines and forms. Defaults are only in DRCL's signature.
 KINDS: dict[str, Any] = {
     "preset": _choice(PRESETS) | None,
     "strength": float | Literal["auto"],
@@ -105,10 +105,10 @@ KINDS: dict[str, Any] = {
     "norms": _choice(POLICIES) | None,
     "backend": _choice(BACKENDS),
 }
-# A line for each option of DRCL, and of Fisher and Kronecker below; their docstrings say it in full.
+# One line for each option of DRCL, Fisher and Kronecker; their docstrings have the details.
 HELP = {
     "preset": "settings under one name",
-    "strength": "lambda, on importance of mean one per task; 0 protects nothing, inf freezes",
+    "strength": "lambda, where importance has mean one per task; 0 protects nothing, inf freezes",
     "stable": "share of weights to hold still, in place of a strength",
     "prox": "the penalty whose proximal map is taken",
     "splitting": "how the two operators negotiate",
@@ -119,9 +119,9 @@ HELP = {
     "memory": "importance over tasks: sum, latest, or a decay",
     "normalise": "unit of importance: each task's mean, its sum in millionths, or the mean over all tasks",
     "damping": "added to the importance of every weight",
-    "horizon": "steps of a task, for strength=auto; none: as many as the last one took",
+    "horizon": "steps per task, for strength=auto; none: as many as the last task took",
     "norms": "running statistics of norm layers from task to task",
-    "backend": "who computes the step",
+    "backend": "the code that computes a step",
     "labels": (
         "labels in the Fisher: drawn, the mean over classes (exact), its cheap form (signs), the data's (empirical)"
     ),
@@ -162,7 +162,7 @@ def number(name: str, value: Any, *, infinite: bool = False) -> None:
 
 
 def parameters(params: Any) -> Any:
-    """What an optimizer is made over, as it is; refused where it cannot be that."""
+    """The parameters unchanged; an error if they are not something an optimizer takes."""
     if not isinstance(params, Iterable) or isinstance(params, str | bytes | Mapping):
         raise TypeError(f"params={params!r} must be model.named_parameters(), parameters or a list of groups")
     if isinstance(params, Sized) and not len(params):
@@ -171,7 +171,7 @@ def parameters(params: Any) -> Any:
 
 
 def wrapped(optimizer: Any, own: type, arguments: Mapping[str, Any]) -> None:
-    """What ``around`` is given: another optimizer, none of `own`, and no argument that is that one's affair."""
+    """Check what ``around`` was given: an optimizer that is not `own`, and no argument that belongs to it."""
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, own):
         raise TypeError(f"around() takes a torch optimizer, not {type(optimizer).__name__}")
     taken = {"lr", "momentum", "nesterov", "weight_decay", "dampening", "maximize"} & set(arguments)
@@ -199,17 +199,17 @@ def memory(value: Any) -> None:
 
 
 def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the preset adds to the arguments that were given.
+    """What the preset adds to the given arguments.
 
-    These win, except beside "paper": there any other value than the paper's is refused, but for lr.
+    Given arguments win. Only "paper" refuses values that differ from the paper's, except for lr.
     """
     one_of("preset", name, PRESETS)
     chosen = dict(PRESETS[name])
     for key, fixed in chosen.items() if name == "paper" else ():
         if key != "lr" and key in given and given[key] != fixed:
             raise ValueError(
-                f"{key}={given[key]!r} beside preset={name!r}, which stands for {key}={fixed!r}: leave one of the two "
-                "out"
+                f"{key}={given[key]!r} contradicts preset={name!r}, which sets {key}={fixed!r}: leave out one of the "
+                "two"
             )
     if given.get("stable") is not None:
         chosen["prox"] = "l1"  # L2 leaves nothing exactly in place
@@ -219,7 +219,7 @@ def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _usual(given: Mapping[str, Any]) -> str:
-    """The preset where none is named: "auto", unless a strength or another part of the form is the caller's own."""
+    """The preset if none is named: "weights" if the caller sets an option in FORM, "auto" otherwise."""
     groups = given.get("params")
     own = (g for g in groups if isinstance(g, Mapping)) if isinstance(groups, list | tuple) else ()
     chosen = FORM & given.keys() or any(FORM & g.keys() for g in own)
@@ -230,9 +230,9 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 def takes_presets(init: Init) -> Init:
-    """For a constructor with `preset=`: its settings take the place of arguments that were left out.
+    """For a constructor with `preset=`: the preset fills in the arguments that the caller left out.
 
-    Only the call itself tells these from arguments given at their default. Without a preset there is a usual one.
+    It wraps the call because the constructor cannot know whether an argument was left out or given at its default.
     """
     signature = inspect.signature(init)
 
@@ -247,7 +247,7 @@ def takes_presets(init: Init) -> Init:
 
 @dataclass(frozen=True)
 class Solver:
-    """The options of DRCL that hold for all groups; their meaning is in its docstring."""
+    """The options of DRCL that hold for all groups; DRCL's docstring explains them."""
 
     prox: Prox
     splitting: str
@@ -259,11 +259,11 @@ class Solver:
     normalise: str
     backend: str
     check_finite: bool
-    importance: Callable[[], Importance]  # what ``consolidate`` takes where none is given
+    importance: Callable[[], Importance]  # the default of ``consolidate``
     norms: str = DEFAULT
     horizon: int | None = None
     storage: torch.dtype | None = None
-    says_norms: bool = True  # nobody has chosen that policy: say what it does
+    says_norms: bool = True  # warn about the policy, because the caller did not choose it
 
     def __post_init__(self) -> None:
         one_of("splitting", self.splitting, SPLITTINGS)
@@ -279,13 +279,13 @@ class Solver:
             count("horizon", self.horizon)
         if self.storage not in (None, torch.bfloat16):
             raise ValueError(
-                f"storage={self.storage!r} must be torch.bfloat16, or None to keep every digit; no other type of 16 "
-                "bits spans what importance does"
+                f"storage={self.storage!r} must be torch.bfloat16, or None to keep every digit; no other 16-bit type "
+                "covers the range of importance"
             )
         if self.plasticity_steps > 1 and (self.iterations > 1 or self.splitting == "implicit"):
             raise ValueError(
-                "plasticity_steps, iterations and splitting='implicit' are different readings of one loop; with "
-                "plasticity_steps above 1 leave iterations at 1 and choose another splitting"
+                "plasticity_steps above 1 cannot be combined with iterations above 1 or splitting='implicit'; leave "
+                "iterations at 1 and choose another splitting, or leave plasticity_steps at 1"
             )
 
 
@@ -304,13 +304,12 @@ def _strength(options: dict[str, Any], solver: Solver) -> None:
         raise TypeError(f"strength={options['strength']!r} must be a number, or 'auto'")
     if solver.normalise != "none" or not isinstance(solver.prox, L2):
         raise ValueError(
-            "strength='auto' needs prox='l2' and importance as it is measured, normalise='none'; preset='auto' sets "
-            "both"
+            "strength='auto' needs prox='l2' and unscaled importance, normalise='none'; preset='auto' sets both"
         )
 
 
 def group(options: dict[str, Any], solver: Solver, strict: bool = True) -> None:
-    """One parameter group. `strict` refuses keys nobody reads; groups of a wrapped optimizer bring their own."""
+    """Check one parameter group. `strict` refuses unknown keys; a wrapped optimizer's groups have keys of their own."""
     if strict:
         for key in options:
             if key not in GROUP_OPTIONS:
@@ -326,7 +325,7 @@ def group(options: dict[str, Any], solver: Solver, strict: bool = True) -> None:
         if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
             raise ValueError("nesterov=True needs momentum > 0 and dampening = 0")
     else:
-        for key, value in options.items():  # of the wrapped optimizer: what no arithmetic survives
+        for key, value in options.items():  # the wrapped optimizer checks everything else itself
             if any(isinstance(v, float) and math.isnan(v) for v in (value if isinstance(value, tuple) else (value,))):
                 raise ValueError(f"{key}={value!r} must not be NaN")
         if "momentum" in options:

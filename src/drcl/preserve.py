@@ -1,7 +1,7 @@
 """Look at a model without leaving a trace.
 
-Importance is estimated in the middle of somebody's training: whatever the estimator does to modes, gradients,
-buffers and random generators inside this context is undone when it ends, also when it ends in an exception.
+Importance is estimated in the middle of training. So whatever the estimator does to modes, gradients, buffers and
+random generators inside this context is undone at its end, even after an exception.
 """
 
 import random
@@ -18,7 +18,7 @@ __all__ = ["check_model", "undisturbed"]
 
 
 def check_model(model: Any, call: str) -> None:
-    """Raise unless this is a model; `call` shows how it should have been given."""
+    """Raise unless this is a model; `call` shows the right call."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}: {call}")
 
@@ -27,16 +27,16 @@ def check_model(model: Any, call: str) -> None:
 def undisturbed(model: nn.Module, seed: int | None = None) -> Iterator[None]:
     """Leave `model` and the global random generators exactly as they were found.
 
-    Inside, gradients can be computed whatever mode the caller is in, every `.grad` is None, autocast is off,
-    nothing is compiled, and the layers' fused inference path (which hides them from hooks) is closed. With a
-    `seed` the global generators start from it, so that data augmentation inside does not make the outcome
-    depend on what ran before. Weights are not copied: code inside must not write to them.
+    Inside, gradients can be computed even if the caller has switched them off, every `.grad` is None, autocast is off,
+    nothing is compiled, and the layers' fused inference path (which bypasses hooks) is off. With a `seed` the global
+    generators start from it, so that random data augmentation does not depend on what ran before. Weights are not
+    copied: code inside must not write to them.
     """
     check_model(model, "undisturbed(model)")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
         raise TypeError(f"seed={seed!r} must be a whole number, or None to leave the generators as they are")
     modes = [(module, module.training) for module in model.modules()]
-    # A frozen norm layer (drcl.norms) is always in evaluation mode and remembers which one it was asked for.
+    # A frozen norm layer (drcl.norms) is always in evaluation mode and remembers the mode it was asked for.
     frozen: list[Any] = [own for module in model.modules() if hasattr(own := module.__dict__.get("train"), "asked")]
     asked = [own.asked for own in frozen]
     parameters = [(p, p.requires_grad, p.grad) for p in model.parameters()]
@@ -78,7 +78,7 @@ def undisturbed(model: nn.Module, seed: int | None = None) -> Iterator[None]:
 
 def _eager() -> AbstractContextManager[Any]:
     """Run compiled code as it was written; a compiled layer would not call hooks added later."""
-    # Asking for it loads the compiler, which takes seconds; unless it is loaded nothing can be compiled.
+    # Loading the compiler takes seconds; while it is not loaded, nothing can be compiled.
     if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
         return torch.compiler.set_stance("force_eager")
     return nullcontext()
@@ -96,7 +96,7 @@ def _generator_states() -> dict[str, Any]:
         "numpy": np.random.get_state(),  # noqa: NPY002
         "python": random.getstate(),
     }
-    # Asking an idle accelerator for its state would start it; without a start it has no state to keep.
+    # Asking an idle accelerator for its state would start it; before that it has no state to keep.
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state_all()
     if torch.backends.mps.is_available():

@@ -6,8 +6,7 @@ Each map solves, weight by weight or group by group,
 
 where the penalty is scaled by ``threshold`` (the optimizer passes gamma * strength * importance). A weight the
 penalty holds is *selected* from the anchor, not computed, so it is equal bit for bit. ``penalty(w, anchor, weight)`` is
-the value of what is penalised. Any callable ``f(r, anchor, threshold) -> tensor`` can stand in for these; it has no
-value then.
+the value of the penalty. Any callable ``f(r, anchor, threshold) -> tensor`` can replace these; its penalty is unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def per_step_threshold(gamma: float, strength: float, importance: Tensor) -> Ten
 def _as_threshold(
     r: Tensor, anchor: Tensor, threshold: Tensor | float, weights: str = "r", name: str = "threshold"
 ) -> Tensor:
-    """The threshold as a tensor like r, after a look at what was given; the last two are what the caller calls them."""
+    """The threshold as a tensor like r, after checking the arguments; the last two are their names in messages."""
     for word, given in ((weights, r), ("anchor", anchor)):
         if not isinstance(given, Tensor):
             raise TypeError(f"{word} must be a tensor of weights, not {type(given).__name__}")
@@ -40,7 +39,7 @@ def _as_threshold(
 
 
 def _weighted(values: Tensor, weight: Tensor | float) -> Tensor:
-    """The sum of weight * values, where an infinite weight on nothing is nothing."""
+    """The sum of weight * values, where infinity times zero is zero."""
     return torch.where(values == 0, values, values * weight).sum()
 
 
@@ -90,7 +89,7 @@ class ElasticNet:
 
     def __call__(self, r: Tensor, anchor: Tensor, threshold: Tensor | float) -> Tensor:
         threshold = _as_threshold(r, anchor, threshold)
-        # 0 * inf is NaN, so the two halves are only scaled where they count.
+        # 0 * inf is NaN, so each half is scaled only where it counts.
         bound = threshold * self.mix if self.mix else torch.zeros_like(threshold)
         shrink = 1 + threshold * (1 - self.mix) if self.mix < 1 else torch.ones_like(threshold)
         d = r - anchor
@@ -190,7 +189,7 @@ NAMED: dict[str, Callable[[], Prox]] = {
 
 @dataclass(frozen=True)
 class Penalty:
-    """The stability half of a step in numbers: strength * penalty(w - anchor), and the step size of its prox."""
+    """The penalty of a step, strength * penalty(w - anchor), with the step size of its prox."""
 
     prox: Prox
     gamma: float  # the step size: lr, or the sum of several
@@ -213,7 +212,7 @@ class Penalty:
         return self.prox(r, anchor, self.threshold(importance))
 
     def value(self, w: Tensor, anchor: Tensor, importance: Tensor) -> float:
-        """strength * penalty at w; NaN for a prox that does not tell its penalty."""
+        """strength * penalty at w; NaN for a prox without ``penalty``."""
         penalty: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(self.prox, "penalty", None)
         return math.nan if penalty is None else float(penalty(w, anchor, self._scaled(1.0, importance)))
 
@@ -223,7 +222,7 @@ class Penalty:
 
 
 def check_on_weights(prox: Prox, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Try a prox on every (weight, importance) before training relies on it, and name the first it does not suit."""
+    """Try a prox on every (weight, importance) before training relies on it; raise for the first where it fails."""
     penalty = Penalty(prox, 1.0, 1.0)
     if penalty.mix is not None:
         return
@@ -236,22 +235,22 @@ def check_on_weights(prox: Prox, weights: Mapping[str, tuple[Tensor, Tensor]]) -
         if not isinstance(out, Tensor) or out.shape != w.shape or not bool(torch.isfinite(out).all()):
             found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(
-                f"prox={prox!r} has to return finite values of the shape it was given; for parameter {name!r} of "
+                f"prox={prox!r} must return finite values in the shape of its input; for parameter {name!r} of "
                 f"shape {tuple(w.shape)} it returned {found}"
             )
 
 
 def check_on_directions(prox: Prox) -> None:
-    """Refuse a prox that means single weights where directions are protected."""
+    """Refuse a prox that works only on single weights when directions are protected."""
     if Penalty(prox, 1.0, 1.0).mix is None:
         raise ValueError(
-            f"prox={prox!r} speaks of single weights, which drcl.Kronecker has turned into directions; use prox='l1', "
+            f"prox={prox!r} works only on single weights, but drcl.Kronecker protects directions; use prox='l1', "
             "'l2' or 'elastic' with it, or importance=drcl.Fisher()"
         )
 
 
 def resolve(prox: str | Prox) -> Prox:
-    """A prox by name, or the caller's own callable as it is."""
+    """The prox of this name, or the caller's own callable unchanged."""
     if callable(prox):
         return prox
     if not isinstance(prox, str) or prox not in NAMED:

@@ -1,8 +1,7 @@
 """Sums over the processes that share a model (`drcl.sharding`): each sees its own samples, all get the same importance.
 
-Inside `of(mesh)` what estimators add up is added over processes too. Anywhere else there is one process, and every
-function here returns what it was given. Under DistributedDataParallel nothing is added: give all processes the same
-batches.
+Inside `of(mesh)` the sums of estimators run over all processes too. Outside there is only one process, and every
+function here returns its argument. Under DistributedDataParallel nothing is added: give all processes the same batches.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def _groups(mesh: Any) -> list[Any]:
 
 
 def add_(tensors: Iterable[Tensor]) -> None:
-    """Add tensors over processes, in place; all processes give as many, of the same shapes."""
+    """Add tensors over processes, in place; all processes must give the same number of tensors and shapes."""
     groups = _groups(_mesh)
     for t in tensors if groups else ():
         for group in groups:
@@ -54,7 +53,7 @@ def added(number: int) -> int:
 
 
 def same_(tensors: Iterable[Tensor]) -> None:
-    """Those of the first process for all, in place: another machine may choose other signs of eigenvectors."""
+    """Copy the first process's tensors to all, in place: another machine may choose other signs of eigenvectors."""
     groups = _groups(_mesh)
     for t in tensors if groups else ():
         for group in groups:
@@ -62,12 +61,12 @@ def same_(tensors: Iterable[Tensor]) -> None:
 
 
 def common(names: Iterable[str]) -> set[str]:
-    """The names that all processes give."""
+    """The names that all processes have."""
     return set(names) if _mesh is None else set.intersection(*_all(set(names)))
 
 
 def seed(number: int) -> int:
-    """A seed of each process's own; the first one keeps the number."""
+    """A different seed for each process; the first keeps the number."""
     if _mesh is None:
         return number
     place = 0
@@ -78,7 +77,7 @@ def seed(number: int) -> int:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """What fails on one process fails on all of them; otherwise the others would wait for it for ever."""
+    """If one process fails, all fail; otherwise the others would wait for it forever."""
     if _mesh is None:
         yield
         return
@@ -96,7 +95,7 @@ def together() -> Iterator[None]:
 
 
 def largest(number: int, mesh: Any, device: torch.device) -> int:
-    """The largest of all processes of a mesh."""
+    """The largest number among all processes of a mesh."""
     found = torch.tensor(number, device=device)
     for group in _groups(mesh):
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)

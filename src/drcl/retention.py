@@ -6,8 +6,8 @@
     retention.measure(model, "after", opt)
     print(retention)
 
-The measure is the cross entropy, and what training changed is its value after minus its value before, unless another
-function is given. After `consolidate`, ``retention.record(opt)`` puts the numbers into the anchor's provenance.
+The measure is the cross entropy unless you give another function; the change is its value after minus its value before.
+After `consolidate`, ``retention.record(opt)`` puts the numbers into the anchor's provenance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Metric = Callable[[nn.Module, Iterable[Any]], float]
 def cross_entropy(model: nn.Module, batches: Iterable[Any], forward: Forward | None = None) -> float:
     """The mean of -log p over all labels of the batches; positions labelled -100 do not count.
 
-    Batches are what ``consolidate`` takes: ``(inputs, labels)``, or dicts by the names of the model's arguments.
+    Batches are as for ``consolidate``: ``(inputs, labels)``, or dicts by the names of the model's arguments.
     """
     ask = default_forward if forward is None else checked(forward)
     total, count = 0.0, 0
@@ -44,8 +44,8 @@ def cross_entropy(model: nn.Module, batches: Iterable[Any], forward: Forward | N
             parts = scored(output, target, batch_length(batch), None, "cross_entropy")
         except (TypeError, ValueError) as reason:
             raise type(reason)(
-                "this output and these targets have no cross entropy over classes; give Retention(metric=...), a "
-                "function of the model and the batches that returns a number"
+                "cross entropy over classes is not defined for this output and these targets; pass "
+                "Retention(metric=...), a function of the model and the batches that returns a number"
             ) from reason
         for part in parts:
             rows, labels = part.rows(), part.labels
@@ -59,7 +59,7 @@ def cross_entropy(model: nn.Module, batches: Iterable[Any], forward: Forward | N
             total += float(F.cross_entropy(rows.float(), labels.long(), reduction="sum").double())
             count += len(rows)
     if not count:
-        raise ValueError("there is no label to measure at: the batches are empty, or all their labels are -100")
+        raise ValueError("there are no labels to measure on: the batches are empty, or all their labels are -100")
     return total / count
 
 
@@ -94,7 +94,7 @@ def _check(probes: Any, metric: Any, forward: Any) -> None:
     for name, batches in probes.items():
         if iter(batches) is batches if isinstance(batches, Iterable) else True:
             raise TypeError(
-                f"probe {name!r} is a {type(batches).__name__}, and it is read several times: give a DataLoader, or a "
+                f"probe {name!r} is a {type(batches).__name__}, which can be read only once: give a DataLoader or a "
                 "list of batches"
             )
     if metric is not None and not callable(metric):
@@ -113,10 +113,10 @@ class Retention:
 
     Args:
         probes: batches by name, such as DataLoaders of held-out data.
-        learned: the names of those that the training is about; all others are what is to be kept.
+        learned: the names of the probes that training should improve; all others should be kept.
         metric: ``metric(model, batches)`` in place of the cross entropy; it is called in eval mode without gradients.
         title: what the table calls the measure.
-        forward: ``forward(model, batch) -> (outputs, targets)`` for batches of a form of their own.
+        forward: ``forward(model, batch) -> (outputs, targets)`` for batches in any other form.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ class Retention:
             if name not in self.probes:
                 raise ValueError(f"learned: there is no probe {name!r}; there are {', '.join(map(repr, self.probes))}")
         self.title = title or ("cross entropy" if metric is None else getattr(metric, "__name__", "metric"))
-        self.moments: dict[str, dict[str, float]] = {}  # in the order of their measuring
+        self.moments: dict[str, dict[str, float]] = {}  # in the order in which they were measured
 
     def measure(self, model: nn.Module, when: str, optimizer: DRCL | None = None) -> dict[str, float]:
-        """Measure now, and remember it under this name; with an optimizer, at the weights that would be shipped."""
+        """Measure now and store it under this name; with an optimizer, at its deployed weights."""
         if not isinstance(when, str):
             raise TypeError(f"when={when!r} must be a name for this moment, such as 'before' or 'after'")
         if optimizer is not None:
@@ -168,18 +168,18 @@ class Retention:
         }
 
     def load(self, facts: Mapping[str, Any]) -> None:
-        """Go on with what `facts` gave, such as after a restart."""
+        """Continue with what `facts` returned, for example after a restart."""
         try:
             moments = {str(w): {name: float(m[name]) for name in self.probes} for w, m in facts["moments"].items()}
         except (TypeError, KeyError, ValueError, AttributeError) as reason:
-            raise ValueError(f"these facts are not of a Retention with the same probes ({reason!r})") from None
+            raise ValueError(f"these facts are from a Retention with other probes ({reason!r})") from None
         self.moments = moments
 
     def record(self, optimizer: DRCL) -> None:
-        """Put the numbers into the provenance of the optimizer's anchor, beside the task that ended last."""
+        """Put the numbers into the provenance of the optimizer's anchor, with the task that ended last."""
         _check_optimizer(optimizer)
         if not optimizer.progress.made:
-            raise RuntimeError("there is no task to record this beside: call opt.consolidate(model, batches) first")
+            raise RuntimeError("there is no task to record this with: call opt.consolidate(model, batches) first")
         optimizer.progress.made[-1]["retention"] = self.facts()
 
     def __str__(self) -> str:

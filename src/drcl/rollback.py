@@ -1,4 +1,4 @@
-"""What is put back when a step, the end of a task or a load fails in the middle: then everything is as before."""
+"""If a step, the end of a task or a load fails halfway, put everything back as it was."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def loading(optimizer: DRCL) -> Iterator[None]:
-    """Loading replaces whole objects; where it fails in the middle the old ones are put back."""
+    """Loading replaces whole objects; if it fails halfway, put back the old ones."""
     owners = [optimizer] if optimizer.inner is None else [optimizer, optimizer.inner]
     before = [(owner, owner.state, owner.param_groups) for owner in owners]
     progress = optimizer.progress
@@ -29,7 +29,7 @@ def loading(optimizer: DRCL) -> Iterator[None]:
 
 @contextlib.contextmanager
 def all_or_nothing(optimizer: DRCL) -> Iterator[None]:
-    """For what may fail after weights have changed, such as steps of several evaluations: then all is as before."""
+    """Undo everything if the code inside fails after it changed weights, such as a step with several evaluations."""
     weights = [(p, p.detach().clone()) for g in optimizer.param_groups for p in g["params"]]
     owners = [optimizer] if optimizer.inner is None else [optimizer, optimizer.inner]
     states = [{p: {k: _own(v) for k, v in s.items()} for p, s in owner.state.items()} for owner in owners]
@@ -51,5 +51,5 @@ def all_or_nothing(optimizer: DRCL) -> Iterator[None]:
 
 
 def _own(value: Any) -> Any:
-    """Optimizers write into their tensors and append to their lists; tensors inside lists they leave alone."""
+    """A copy that is deep enough: optimizers write into tensors and append to lists, but not into tensors in lists."""
     return value.clone() if isinstance(value, Tensor) else list(value) if isinstance(value, list) else value

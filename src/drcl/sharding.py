@@ -1,8 +1,8 @@
-"""Parameters that are spread over processes: the DTensors that FSDP2's ``fully_shard`` makes of them.
+"""Parameters that are spread over processes, as the DTensors of FSDP2's ``fully_shard``.
 
-Every process holds some rows of each parameter, its shard, and of anchor, importance and momentum the same rows. What
-goes weight by weight is computed on shards, without a word to the other processes. What looks at a tensor as a whole
-has it gathered with `full`, which all processes have to call; `part` takes one's own rows out of the outcome.
+Every process holds some rows of each parameter, its shard, and the same rows of anchor, importance and momentum.
+Arithmetic on single weights works on shards, without communication. Code that needs a whole tensor gathers it with
+`full`, which all processes must call; `part` cuts this process's rows out of the result.
 
 Importance is measured on a model without shards (`whole`), and added up over processes (`drcl.ranks`).
 """
@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from drcl import ranks
 
 _PLAIN = (Tensor, nn.Parameter)
-# Marks that DeepSpeed and the first FSDP leave on parameters whose values they keep in flat pieces of their own.
+# Attributes that DeepSpeed and the first FSDP leave on parameters whose values they keep in flattened pieces.
 _FLAT = {"ds_id": "DeepSpeed", "ds_tensor": "DeepSpeed", "_fsdp_flattened": "FullyShardedDataParallel"}
 
 
 def is_sharded(t: Any) -> bool:
-    """Whether it is a DTensor. The module that defines them takes a second to load: without it there are none."""
+    """Whether it is a DTensor. Their module takes a second to load, so we look only if it is loaded already."""
     if type(t) in _PLAIN:
         return False
     module = sys.modules.get("torch.distributed.tensor")
@@ -36,30 +36,30 @@ def is_sharded(t: Any) -> bool:
 
 
 def refusal(p: Tensor) -> str | None:
-    """What is wrong with a parameter that lies in other tensors; None if it is an ordinary one, or well sharded."""
+    """Why DRCL cannot train this parameter; None if it is an ordinary tensor or sharded by FSDP2."""
     for mark, who in _FLAT.items():
         if getattr(p, mark, None) not in (None, False):
             return (
-                f"is held by {who} in flattened pieces, which know no rows; DRCL needs ordinary tensors or those of "
+                f"is held by {who} in flattened pieces without rows; DRCL needs ordinary tensors or those of "
                 "FSDP2: shard with torch.distributed.fsdp.fully_shard(model) instead"
             )
     if type(p) in _PLAIN or type(p).__torch_dispatch__ is Tensor.__torch_dispatch__:
         return None
     if not is_sharded(p):
         return (
-            f"is a {type(p).__name__}, whose values lie in other tensors (quantised, say); DRCL needs ordinary "
-            "tensors or those of FSDP2: put it in a group of another optimizer"
+            f"is a {type(p).__name__}, whose values are stored in other tensors (as in quantisation); DRCL needs "
+            "ordinary tensors or those of FSDP2: give it to another optimizer"
         )
     one: Any = p
     kinds = sys.modules["torch.distributed.tensor"]
     if any(type(place) not in (kinds.Shard, kinds.Replicate) for place in one.placements):
         return (
-            f"is a DTensor placed as {one.placements}; DRCL knows the shards of "
-            "torch.distributed.fsdp.fully_shard(model): leave tensor parallelism out"
+            f"is a DTensor placed as {one.placements}; DRCL supports only the shards of "
+            "torch.distributed.fsdp.fully_shard(model): leave out tensor parallelism"
         )
     if one.device.type not in (one.device_mesh.device_type, "meta"):
         return (
-            f"is a DTensor on {one.device.type} of processes on {one.device_mesh.device_type}; call "
+            f"is a DTensor on {one.device.type}, but its processes work on {one.device_mesh.device_type}; call "
             "fully_shard(model) without offload_policy"
         )
     return None
@@ -69,7 +69,7 @@ def refusal(p: Tensor) -> str | None:
 
 
 def local(t: Tensor) -> Tensor:
-    """The shard of this process, in the same memory; any other tensor as it is."""
+    """This process's shard, without a copy; any other tensor unchanged."""
     if not is_sharded(t):
         return t
     one: Any = t
@@ -79,13 +79,13 @@ def local(t: Tensor) -> Tensor:
 
 
 def full(t: Tensor) -> Tensor:
-    """The whole tensor, gathered: all processes have to ask. Any other tensor as it is."""
+    """The whole tensor, gathered; all processes must call this. Any other tensor unchanged."""
     one: Any = t
     return one.detach().full_tensor() if is_sharded(t) else t
 
 
 def wrap(shard: Tensor, like: Tensor) -> Tensor:
-    """A shard as part of a tensor that is spread as `like` is."""
+    """A shard as part of a tensor that is sharded like `like`."""
     if not is_sharded(like):
         return shard
     one: Any = like
@@ -97,12 +97,12 @@ def wrap(shard: Tensor, like: Tensor) -> Tensor:
 
 
 def gathered(shard: Tensor, like: Tensor) -> Tensor:
-    """The whole of which this process has the shard, where `like` is sharded."""
+    """The whole tensor of which this is the shard, if `like` is sharded."""
     return full(wrap(shard, like))
 
 
 def part(values: Tensor, like: Tensor) -> Tensor:
-    """What of `values`, whole or spread in whatever way, belongs to this process's shard of `like`."""
+    """The part of `values`, whole or sharded in any way, that belongs to this process's shard of `like`."""
     if not is_sharded(like):
         return full(values)
     one: Any = like
@@ -124,7 +124,7 @@ def put(t: Tensor, values: Tensor) -> None:
 
 
 def apart(t: Tensor, p: Tensor) -> bool:
-    """Whether one of the two is spread in another way than the other."""
+    """Whether the two tensors are sharded in different ways."""
     if not is_sharded(t) and not is_sharded(p):
         return False
     one: Any = t
@@ -135,7 +135,7 @@ def apart(t: Tensor, p: Tensor) -> bool:
 
 
 def added(value: Tensor, like: Tensor) -> Tensor:
-    """The sum over the shards of `like` of what each process has found on its own."""
+    """The sum, over all processes that share `like`, of the values each has computed."""
     if is_sharded(like):
         one: Any = like
         value = value.clone()
@@ -146,7 +146,7 @@ def added(value: Tensor, like: Tensor) -> Tensor:
 
 
 def joined(values: Tensor, like: Tensor) -> Tensor:
-    """The values [any] that each process has found on its shard of `like`, one after the other."""
+    """The values that the processes computed on their shards of `like`, in any number, one after the other."""
     if not is_sharded(like):
         return values
     one: Any = like
@@ -168,7 +168,7 @@ def squared(t: Tensor) -> Tensor:
 
 
 def exchange(one: Tensor, other: Tensor) -> None:
-    """Each gets the values of the other."""
+    """Swap the values of two tensors."""
     kept = one.clone()
     one.copy_(other)
     other.copy_(kept)
@@ -176,7 +176,7 @@ def exchange(one: Tensor, other: Tensor) -> None:
 
 # -- a whole model -----------------------------------------------------------------------------------------------------
 
-# Models with shards that were met: what they have gathered for a forward pass is stale once weights are exchanged.
+# All sharded models seen so far: what they gathered for a forward pass is stale once weights are exchanged.
 _MET: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -187,25 +187,24 @@ def _sharded_modules(model: nn.Module) -> Iterator[Any]:
 
 
 def at_rest(model: nn.Module) -> None:
-    """Let go of what a forward pass has gathered, so that the model's parameters are the optimizer's again."""
+    """Free what a forward pass has gathered, so that the model's parameters are the optimizer's again."""
     for module in _sharded_modules(model):
         module.reshard()
         _MET.add(model)
 
 
 def weights_changed() -> None:
-    """The next forward pass has to gather anew: FSDP2 keeps the outermost parameters after one in evaluation."""
+    """Make the next forward pass gather again: FSDP2 keeps the outermost parameters after one in evaluation."""
     for model in list(_MET):
         at_rest(model)
 
 
 @contextmanager
 def whole(model: nn.Module, named: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
-    """Inside, the model is an ordinary one with all its parameters on every process; `named` are those of it.
+    """Inside, the model is an ordinary one with all its parameters on every process; yields those named in `named`.
 
-    Per-sample gradients need layers of plain kinds that communicate with nobody: processes may have different numbers
-    of batches, and functions of torch.func run through. It costs the memory of the whole model once. Weights must not
-    be written to.
+    Per-sample gradients need plain layers that do not communicate, because processes may have different numbers of
+    batches and torch.func calls the layers. This takes the memory of the whole model once. Do not write to the weights.
     """
     spread = [p for p in model.parameters() if is_sharded(p)]
     if not spread:
@@ -214,8 +213,8 @@ def whole(model: nn.Module, named: Mapping[str, nn.Parameter]) -> Iterator[dict[
     wrappers = list(_sharded_modules(model))
     if not wrappers:
         raise TypeError(
-            "the model has DTensors that fully_shard did not make; importance is measured on models that are sharded "
-            "by torch.distributed.fsdp.fully_shard(model), or not at all"
+            "the model has DTensors that fully_shard did not make; importance can be measured only on models that are "
+            "not sharded, or sharded by torch.distributed.fsdp.fully_shard(model)"
         )
     made = {p: nn.Parameter(full(p).detach(), requires_grad=p.requires_grad) for p in spread}
     places = [(m._parameters, key, p) for m in model.modules() for key, p in m._parameters.items() if is_sharded(p)]
@@ -240,11 +239,11 @@ def whole(model: nn.Module, named: Mapping[str, nn.Parameter]) -> Iterator[dict[
         for parameters, key, p in places:
             parameters[key] = p
         for plain in made.values():
-            plain.data = plain.data.new_empty(0)  # whoever still remembers the parameter: its memory is free
+            plain.data = plain.data.new_empty(0)  # free the memory even if someone still refers to the parameter
 
 
 def _without_sharding(hooks: Any) -> Any:
-    """Hooks of others; those of FSDP2 gather parameters and let them go."""
+    """The hooks without those of FSDP2, which would gather and free parameters."""
     return OrderedDict((key, hook) for key, hook in hooks.items() if not _of_sharding(hook))
 
 

@@ -1,7 +1,7 @@
-"""An optimizer's state as tensors and plain values: saved and loaded between processes, and put back when a step fails.
+"""An optimizer's state as tensors and plain values, to save and load it, and to put it back when a step fails.
 
-torch keys optimizer state by position, shares the tensors it hands out and casts what it takes in to the parameter's
-type; what DRCL needs beyond that (shapes checked, importance in 32 bits, nothing shared, names) is here.
+torch keys optimizer state by position, shares the tensors it returns and casts the tensors it loads to the parameter's
+type. This module adds what DRCL needs beyond that: checked shapes, importance in 32 bits, own copies, and names.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Mode = Literal["train", "eval"]
 
 @dataclass
 class Progress:
-    """What DRCL knows beside its groups and the tensors of each parameter."""
+    """What DRCL stores apart from its groups and the tensors of each parameter."""
 
     mode: Mode = "train"  # whether the model holds y or z
     tasks: int = 0  # consolidated so far
     importance_mean: float = 0.0  # what the importance was divided by
     made: list[dict[str, Any]] = field(default_factory=list)  # how each task's importance was estimated
     steps_in_proposal: int = 0
-    gammas: list[float] = field(default_factory=list)  # of each group: the rates of the steps in the proposal, summed
+    gammas: list[float] = field(default_factory=list)  # per group: sum of the step sizes in the current proposal
     horizon: int = 0  # steps of the last task; `drcl.splitting.auto` needs these four
     steps: int = 0  # of this one
-    travel: list[float] = field(default_factory=list)  # of each group: the rates of this task's steps, summed
+    travel: list[float] = field(default_factory=list)  # per group: sum of the step sizes of this task
     energy: list[float] = field(default_factory=list)  # of its first gradients, by the importance of their directions
     names: dict[Tensor, str] = field(default_factory=dict)  # as the model calls them
     layers: dict[Tensor, Layer] = field(default_factory=dict)  # held along directions, by their weight
@@ -49,17 +49,17 @@ class Progress:
     free: dict[str, Tensor] = field(default_factory=dict)  # unprotected parameters when the last task ended
     buffers: dict[str, Tensor] = field(default_factory=dict)  # and the model's buffers, for the anchor
     normed: list[str] = field(default_factory=list)  # layers with running statistics then
-    norm_layers: dict[str, nn.Module] = field(default_factory=dict)  # the same, where a model has shown them
-    statistics: dict[str, Tensor] = field(default_factory=dict)  # theirs of every task, stacked, with norms="per-task"
-    observer: Observer | None = None  # who looks on at negotiations; nothing that is computed depends on it
+    norm_layers: dict[str, nn.Module] = field(default_factory=dict)  # those of them found in the model so far
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # with norms="per-task": theirs, stacked over tasks
+    observer: Observer | None = None  # watches negotiations without changing anything
 
     def plain(self) -> dict[str, Any]:
-        """A copy of what is no tensor."""
+        """A copy of everything that is not a tensor."""
         return {key: copy.deepcopy(getattr(self, key)) for key in PLAIN}
 
 
 SAME = ("splitting", "normalise", "norms")  # options that a saved state depends on
-FOLDED = "drcl"  # in the first group of a state of sharded parameters: everything that is not torch's
+FOLDED = "drcl"  # key in the first group for everything of DRCL's, when parameters are sharded
 PARTS = ("free", "buffers", "statistics")  # tensors by name
 PLAIN = (
     "mode",
@@ -90,14 +90,14 @@ def placed(optimizer: DRCL, p: Tensor, importance: Tensor) -> Tensor:
 
 
 def laid_out_like(p: Tensor, values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A copy of `values` on p's device and in p's memory layout, which is what lets the fused step run."""
+    """A copy of `values` on p's device and in p's memory layout, as the fused step needs it."""
     made = torch.empty_like(p, dtype=dtype or p.dtype)
     sharding.local(made).copy_(sharding.part(values, p))
     return made
 
 
 def pack(optimizer: DRCL, base: dict[str, Any]) -> dict[str, Any]:
-    """torch's state dict and what DRCL has to add to it."""
+    """torch's state dict with DRCL's additions."""
     order = _order(optimizer)
     base["drcl"] = optimizer.progress.plain()
     base["drcl"] |= {option: getattr(optimizer.solver, option) for option in SAME}
@@ -114,22 +114,22 @@ def pack(optimizer: DRCL, base: dict[str, Any]) -> dict[str, Any]:
 
 
 def folded(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """In the form of a torch optimizer's, as torch.distributed.checkpoint takes it: all else is in the first group."""
+    """The form that torch.distributed.checkpoint needs, a torch optimizer's: everything else is in the first group."""
     first, *others = state_dict["param_groups"]
     if FOLDED in first:
         return state_dict
     more = {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
     count = sum(len(g["params"]) for g in state_dict["param_groups"])
-    state = {i: state_dict["state"].get(i, {}) for i in range(count)}  # it wants to find every parameter there
+    state = {i: state_dict["state"].get(i, {}) for i in range(count)}  # torch needs an entry for every parameter
     return {"state": state, "param_groups": [{**first, FOLDED: more}, *others]}
 
 
 def _unfolded(state_dict: Any) -> Any:
-    """The form in which `pack` makes it of parameters that are not sharded; anything else as it is."""
+    """Undo `folded`; anything else is returned unchanged."""
     try:
         first, *others = state_dict["param_groups"]
         more = first[FOLDED]
-        # A checkpoint loses dicts without entries, and gives back as text the numbers that were keys.
+        # A checkpoint drops empty dicts and turns keys that were numbers into text.
         more = {**{part: {} for part in PARTS}, **more}
         if "inner" in more:
             more["inner"] = {**more["inner"], "state": _with_numbers(more["inner"].get("state", {}))}
@@ -145,7 +145,7 @@ def _with_numbers(state: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def checked(optimizer: DRCL, state_dict: Any) -> dict[str, Any]:
-    """A state as `pack` makes it of parameters that are not sharded; refused unless it is whole and fits."""
+    """A state in the form that `pack` gives for unsharded parameters; an error unless it is complete and fits."""
     state_dict = _unfolded(state_dict)
     _check(optimizer, state_dict)
     found: dict[str, Any] = state_dict
@@ -153,14 +153,14 @@ def checked(optimizer: DRCL, state_dict: Any) -> dict[str, Any]:
 
 
 def _check(optimizer: DRCL, state_dict: Any) -> None:
-    """Raise, naming the part or parameter, unless the state is whole, sound and of an optimizer like this one."""
+    """Raise, naming the part or parameter, unless the state is complete, valid and from an optimizer like this one."""
     own = state_dict.get("drcl") if isinstance(state_dict, Mapping) else None
     if not isinstance(own, Mapping):
         raise ValueError("this state dict was not made by DRCL: it has no 'drcl' entry")
     missing = [key for key in ("state", "param_groups", *PARTS) if key not in state_dict]
     missing += [key for key in (*PLAIN, *SAME, "names") if key not in own]
     if missing:
-        raise ValueError(f"the state dict lacks {', '.join(missing)}: it is not whole; take another copy")
+        raise ValueError(f"the state dict is incomplete, it lacks {', '.join(missing)}; use another copy")
     if (optimizer.inner is None) != ("inner" not in state_dict):
         raise ValueError("one of the two optimizers wraps another (DRCL.around) and the other does not")
     for option in SAME:
@@ -178,13 +178,13 @@ def _check(optimizer: DRCL, state_dict: Any) -> None:
     for part in PARTS:
         kept = state_dict[part]
         if not isinstance(kept, Mapping) or not all(isinstance(t, Tensor) for t in kept.values()):
-            raise ValueError(f"the state dict's {part!r} must hold tensors by name; take another copy")
+            raise ValueError(f"the state dict's {part!r} must hold tensors by name; use another copy")
     for p, entry in _entries(optimizer, state_dict):
         _check_entry(optimizer, p, entry)
     if own["tasks"] and not any("anchor" in entry for _, entry in _entries(optimizer, state_dict)):
         raise ValueError(
-            f"the state dict is of {own['tasks']} tasks and has no anchor of any parameter: it is not whole. What "
-            "torch.distributed.checkpoint loads is what the optimizer had before; load with drcl.checkpoint.load"
+            f"the state dict is incomplete: it counts {own['tasks']} tasks but has no anchor. "
+            "torch.distributed.checkpoint loads only what the optimizer had before; use drcl.checkpoint.load"
         )
 
 
@@ -197,7 +197,7 @@ def _check_groups(optimizer: DRCL, state_dict: Mapping[str, Any]) -> None:
         except (TypeError, KeyError):
             sound = False
         if not sound:
-            raise ValueError("the groups or the state of the state dict do not read; take another copy")
+            raise ValueError("the groups or the state in the state dict cannot be read; use another copy")
         if found != sizes:
             raise ValueError(
                 f"the saved groups hold {found} parameters, this optimizer's {sizes}; make it over the same model, "
@@ -211,7 +211,7 @@ def _check_groups(optimizer: DRCL, state_dict: Mapping[str, Any]) -> None:
 
 
 def _check_progress(optimizer: DRCL, own: Mapping[str, Any]) -> None:
-    """The plain values; what is wrong with the first that is."""
+    """Raise for the first plain value that is impossible."""
     groups, parameters = len(optimizer.param_groups), len(_order(optimizer))
     sound = {
         "mode": own["mode"] in ("train", "eval"),
@@ -238,7 +238,7 @@ def _check_progress(optimizer: DRCL, own: Mapping[str, Any]) -> None:
     for key, good in sound.items():
         if not good:
             raise ValueError(
-                f"the state dict has {key}={own[key]!r}, which cannot be: it is damaged; take another copy"
+                f"the state dict has {key}={own[key]!r}, which is impossible: it is damaged; use another copy"
             )
 
 
@@ -251,10 +251,10 @@ def _measure(value: Any) -> bool:
 
 
 def _check_entry(optimizer: DRCL, p: Tensor, entry: Any) -> None:
-    """One parameter's tensors: there, of its shape, finite, importance not negative."""
+    """Raise unless one parameter's tensors are there, have its shape and are finite, with importance >= 0."""
     name = optimizer.name_of(p)
     if not isinstance(entry, Mapping):
-        raise ValueError(f"parameter {name!r}: the saved state does not read; take another copy")
+        raise ValueError(f"parameter {name!r}: the saved state cannot be read; use another copy")
     given = {key: entry[key] for key in TENSORS if entry.get(key) is not None}
     needed = {"anchor", "importance"} | ({"z"} if optimizer.solver.splitting != "forward-backward" else set())
     if given.keys() & needed and not needed <= given.keys():
@@ -268,9 +268,9 @@ def _check_entry(optimizer: DRCL, p: Tensor, entry: Any) -> None:
                 "into an optimizer over the same model"
             )
         if not bool(torch.isfinite(sharding.local(t)).all()):
-            raise ValueError(f"parameter {name!r}: the saved {key!r} holds NaN or infinite values; take another copy")
+            raise ValueError(f"parameter {name!r}: the saved {key!r} holds NaN or infinite values; use another copy")
     if "importance" in given and bool((sharding.local(given["importance"]) < 0).any()):
-        raise ValueError(f"parameter {name!r}: the saved 'importance' is negative in places; take another copy")
+        raise ValueError(f"parameter {name!r}: the saved 'importance' has negative values; use another copy")
 
 
 def unpack(optimizer: DRCL, state_dict: dict[str, Any]) -> None:
@@ -332,7 +332,7 @@ def _unpacked_layers(optimizer: DRCL, entries: Sequence[Mapping[str, Any]]) -> I
             bias = None if entry["bias_at"] is None else order[entry["bias_at"]]
             tensors = {name: t for name, t in entry.items() if isinstance(t, Tensor)}
         except (TypeError, KeyError, IndexError, AttributeError) as reason:
-            raise ValueError(f"a layer of the state dict does not read ({reason!r}); take another copy") from None
+            raise ValueError(f"a layer of the state dict cannot be read ({reason!r}); use another copy") from None
         try:
             basis = Eigenbasis.restored(tensors, entry)
             basis.check(weight)
@@ -366,7 +366,7 @@ def _unpacked_adapters(optimizer: DRCL, entries: Sequence[Mapping[str, Any]]) ->
             name, a, b = str(entry["name"]), order[entry["a_at"]], order[entry["b_at"]]
             tensors = {"a": a, "b": b, **{key: t for key, t in entry.items() if isinstance(t, Tensor)}}
         except (TypeError, KeyError, IndexError, AttributeError) as reason:
-            raise ValueError(f"an adapter of the state dict does not read ({reason!r}); take another copy") from None
+            raise ValueError(f"an adapter of the state dict cannot be read ({reason!r}); use another copy") from None
         try:
             adapter = Adapter.restored(tensors, entry)
             adapter.check()

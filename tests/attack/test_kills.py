@@ -165,7 +165,7 @@ def test_a_killed_run_ends_bit_for_bit(method: str, killer: Killer, room: Path) 
             again = killer("run", cut, rng.randrange(len(places)), way, config=str(config), directory=str(cut))
             TALLY["kills of runs"] += again["code"] == -9
             assert again["code"] in (0, -9), (case, again)
-        if (cut / "config.toml").exists():  # a run may be looked at in any state, and a kill is no damage
+        if (cut / "config.toml").exists():  # a run can be read in any state, and a kill does not count as damage
             assert verify(Run.read(cut)).state in ("whole", "unfinished"), (case, verify(Run.read(cut)))
         killer.whole("run", cut, config=str(config), directory=str(cut))
         assert not same(expected, content(cut)), f"{case}: another {same(expected, content(cut))}"
@@ -247,7 +247,7 @@ def test_a_killed_save_leaves_the_old_anchor_or_the_new(killer: Killer, room: Pa
         TALLY["kills of anchors"] += 1
         assert path.read_bytes() in (old, new), (places[at], way)
         Anchor.load(path)
-    for part in room.glob("*.part"):  # under a name that nobody takes for an anchor, and refused if it is half
+    for part in room.glob("*.part"):  # its name is not that of an anchor, and half a file is refused
         try:
             Anchor.load(part)
         except AnchorError:

@@ -82,7 +82,7 @@ def protected(model, data, options=None, **more):
 
 
 def random_basis(generator, j, k, size=(4, 5), groups=1, positions=1):
-    """j of the outputs and k of the inputs of a layer told apart, with a random importance of each; a bias."""
+    """j of the outputs and k of the inputs of a layer kept separately, each with a random importance; a bias."""
     m, n = size
     q = [torch.linalg.qr(torch.randn(groups, l, l, generator=generator).double())[0] for l in (n, m)]
     f = torch.rand(groups, positions, j + (j < m), k + (k < n), generator=generator).double()

@@ -157,7 +157,7 @@ def test_of_another_rank_the_product_counts():
     again.protect(wider, opt.anchor)
     assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(products(model), products(wider)))
     narrow = adapted(seed=1, rank=1)
-    with pytest.raises(AnchorError, match=r"of rank 2 and this model's of rank 1, too small; give it r=2 or more"):
+    with pytest.raises(AnchorError, match=r"has rank 2, but this model's has only rank 1; give it r=2 or more"):
         around(narrow).protect(narrow, opt.anchor)
     lean = opt.anchor.adapters["0.base_layer.weight"]
     lean = Adapter(lean.a, torch.outer(lean.b[:, 0], torch.tensor([1.0, 2.0])), 1.5, False, lean.sketch, lean.basis)
@@ -170,7 +170,7 @@ def test_an_anchor_of_another_adapter_is_refused():
     for layers in ((0,), (2,)):
         fewer = adapted(layers=layers)
         with pytest.raises(
-            AnchorError, match="the anchor is of another adapter; make one with the same target_modules"
+            AnchorError, match="the anchor belongs to another adapter; make one with the same target_modules"
         ):
             around(fewer).protect(fewer, opt.anchor)
     _, one = trained(layers=(0,))
@@ -181,7 +181,7 @@ def test_an_anchor_of_another_adapter_is_refused():
     with torch.no_grad():
         other[0].base_layer.weight.mul_(1.1)
     before = products(other)
-    with pytest.raises(AnchorError, match="neither the one that the anchor's adapter was trained on nor"):
+    with pytest.raises(AnchorError, match="not the one that the anchor's adapter was trained on"):
         around(other).protect(other, opt.anchor)
     assert all(torch.equal(p, q) for p, q in zip(before, products(other)))
     wide = nn.Sequential(Adapted(nn.Linear(7, 16)), nn.ReLU(), Adapted(nn.Linear(16, 3)))
@@ -196,7 +196,7 @@ def test_what_else_is_refused():
     model = adapted()
     with pytest.raises(ValueError, match="PathIntegral follows the factors"):
         around(model).consolidate(model, task(0), PathIntegral())
-    with pytest.raises(ValueError, match=r"prox=Box\(\) speaks of single weights, and of adapters the product is held"):
+    with pytest.raises(ValueError, match=r"prox=Box\(\) works only on single weights, but of adapters"):
         DRCL(model.parameters(), prox="box").consolidate(model, task(0), Fisher(samples=8))
     with pytest.raises(ValueError, match=r"group 0: stable=0\.5 counts weights that stay in place"):
         DRCL(model.parameters(), stable=0.5).consolidate(model, task(0), Fisher(samples=8))
@@ -207,7 +207,7 @@ def test_what_else_is_refused():
     layer = several[0]
     layer.lora_A["other"], layer.lora_B["other"] = nn.Linear(6, 2, bias=False), nn.Linear(2, 16, bias=False)
     layer.scaling["other"], layer.active_adapters = 1.0, ["default", "other"]
-    with pytest.raises(ValueError, match="several adapters in force, default, other; train one at a time"):
+    with pytest.raises(ValueError, match="several active adapters, default, other; train one at a time"):
         around(several).consolidate(several, task(0))
     odd = adapted()
     odd[0].base_layer.weight = nn.Parameter(torch.zeros(5, 5), requires_grad=False)

@@ -118,7 +118,7 @@ def test_batches_that_the_model_treats_unlike_are_refused():
     model, y = Mood().double(), torch.zeros(4, dtype=torch.long)
     quiet, loud = torch.zeros(4, 3).double(), torch.full((4, 3), 9.0).double()
     found = passes(model, [(quiet, y), (loud, y)])
-    with pytest.raises(ValueError, match=r"Kronecker: .*give it batches that the model treats alike"):
+    with pytest.raises(ValueError, match=r"Kronecker: .*give it only batches for which the model calls"):
         found.factors()
 
 

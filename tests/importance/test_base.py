@@ -84,7 +84,7 @@ def test_estimators_from_outside_are_taken_by_consolidate(estimator):
     opt = DRCL(model.named_parameters(), lr=0.1)
     for number in range(2):
         opt.consolidate(model, task(number), importance=estimator)
-    assert all(bool((t == 2).all()) for t in opt.anchor.importance.values())  # mean one a task
+    assert all(bool((t == 2).all()) for t in opt.anchor.importance.values())  # mean one per task
     assert opt.anchor.provenance["made"] == [estimator.describe()] * 2
 
 

@@ -145,7 +145,7 @@ def test_an_anchor_from_before_survives_the_first_use_of_the_optimizer():
     opt = DRCL(model.named_parameters(), lr=0.05, normalise="task")
     first = stream().train_stream[0].dataset
     opt.consolidate(model, torch.utils.data.DataLoader(first, 8), Fisher(samples=32), forward)
-    opt.progress.buffers = {}  # which of the classes are active is the strategy's affair
+    opt.progress.buffers = {}  # the strategy decides which classes are active
     before = weights(model)
     kept = Continual(anchor=opt.anchor, strength=float("inf"), preset=None, importance=Fisher(samples=32))
     strategy, record, _ = run(kept, evaluate=False)

@@ -109,13 +109,13 @@ def test_what_is_refused():
         self_samples(model, Words(), prompts="3 4")
     with pytest.raises(ValueError, match="give at least one text"):
         self_samples(model, Words(), prompts=[])
-    with pytest.raises(ValueError, match="tokenizer that reads them is missing"):
+    with pytest.raises(ValueError, match="prompts need a tokenizer"):
         self_samples(model, prompts=["3"])
-    with pytest.raises(ValueError, match="makes nothing of ''"):
+    with pytest.raises(ValueError, match="makes no tokens from ''"):
         self_samples(model, Words(), prompts=[""])
-    with pytest.raises(ValueError, match="leaves none of length=2 to the model"):
+    with pytest.raises(ValueError, match="leaves no room for new text in length=2"):
         self_samples(model, Words(), 2, prompts=["3 4"], length=2)
     torch.manual_seed(0)
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": TOKENS}
-    with pytest.raises(ValueError, match="answers to a text and does not begin one"):
+    with pytest.raises(ValueError, match="needs an input text and cannot begin one"):
         self_samples(transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)))

@@ -211,7 +211,7 @@ def test_a_callback_that_saves_behind_its_back_is_told(tmp_path, anchor):
             control.should_save = state.global_step == 2
 
     options = {"anchor": anchor, **DOUGLAS}
-    with pytest.warns(UserWarning, match="checkpoint-2 holds the weights of training.*put Continual last"):
+    with pytest.warns(UserWarning, match="checkpoint-2 holds training weights.*put Continual last"):
         trainer(tmp_path / "a", [Continual(**options), Saves()], max_steps=3, save_strategy="no").train()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="drcl")
@@ -226,7 +226,7 @@ def test_a_checkpoint_without_our_state_is_refused(tmp_path, anchor):
     for make in (lambda m, **k: m.add_callback(Continual(**k)), lambda m, **k: continual(m, **k)):
         made = trainer(tmp_path)
         make(made, anchor=anchor, normalise="task")
-        with pytest.raises(ValueError, match=r"was not made by DRCL|holds no state of DRCL"):
+        with pytest.raises(ValueError, match=r"was not made by DRCL|has no state of DRCL"):
             made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
 
 
@@ -236,7 +236,7 @@ def test_weights_alone_cannot_be_resumed(tmp_path, anchor):
     for make in (lambda m: m.add_callback(Continual(**options)), lambda m: continual(m, **options)):
         made = trainer(tmp_path)
         make(made)
-        with pytest.raises(ValueError, match="holds no state of DRCL"):
+        with pytest.raises(ValueError, match="has no state of DRCL"):
             made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
 
 

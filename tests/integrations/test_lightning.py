@@ -153,5 +153,5 @@ def test_what_is_refused(tmp_path, anchor):
         fit(trainer(tmp_path, [Continual(anchor=anchor, normalise="task")]), Module(several=True))
     kept = Continual(anchor=anchor, normalise="task")
     fit(trainer(tmp_path, [kept], epochs=1), Module())
-    with pytest.raises(RuntimeError, match="has had its task; make a new one"):
+    with pytest.raises(RuntimeError, match="has finished its task; make a new one"):
         fit(trainer(tmp_path, [kept], epochs=1), Module())

@@ -105,13 +105,17 @@ def test_an_adapter_of_another_name_or_rank_has_the_same_product(learned):
 
 def test_an_anchor_of_another_adapter_is_refused(learned):
     _, anchor = learned
-    with pytest.raises(AnchorError, match="the anchor is of another adapter; make one with the same target_modules"):
+    with pytest.raises(
+        AnchorError, match="the anchor belongs to another adapter; make one with the same target_modules"
+    ):
         around(other := lora(targets=["q_proj"])).protect(other, anchor)
-    with pytest.raises(ValueError, match="the anchor is of another adapter; give this one the same target_modules"):
+    with pytest.raises(
+        ValueError, match="the anchor belongs to another adapter; give this one the same target_modules"
+    ):
         around(other := lora(targets=[*TARGETS, "k_proj"])).protect(other, anchor)
-    with pytest.raises(AnchorError, match="this model's of rank 1"):
+    with pytest.raises(AnchorError, match="this model's has only rank 1"):
         around(other := lora(rank=1)).protect(other, anchor)
-    with pytest.raises(AnchorError, match="neither the one that the anchor's adapter was trained on"):
+    with pytest.raises(AnchorError, match="not the one that the anchor's adapter was trained on"):
         around(other := lora(language_model(seed=1))).protect(other, anchor)
 
 

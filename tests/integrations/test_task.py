@@ -87,12 +87,12 @@ def test_what_is_refused(tmp_path):
         Continues(anchor=tmp_path / "none")
     with pytest.raises(TypeError, match="save=3 must be the name of a file"):
         Continues(save=3)
-    with pytest.raises(RuntimeError, match="before training has begun"):
+    with pytest.raises(RuntimeError, match="before training begins"):
         _ = Continues().optimizer
     with pytest.raises(TypeError, match="the trainer's optimizer is a NoneType"):
         Continues().task.around(None)
     model, _, kept = begun()
-    with pytest.raises(RuntimeError, match="has had its task; make a new one"):
+    with pytest.raises(RuntimeError, match="has finished its task; make a new one"):
         kept.task.begin(model, DRCL(model.parameters()), resumed=False)
-    with pytest.raises(ValueError, match="holds no state of DRCL"):
+    with pytest.raises(ValueError, match="has no state of DRCL"):
         Continues(old=task(0)).task.begin(model, DRCL(model.parameters()), resumed=True)

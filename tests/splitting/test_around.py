@@ -38,7 +38,7 @@ def test_before_consolidation_it_is_the_wrapped_optimizer_bit_for_bit(name):
 
 
 def _gamma(name, plain, g, moved):
-    """What the first step of an optimizer moves per unit of a gradient that lasts."""
+    """How far the first step of an optimizer moves per unit of a constant gradient."""
     group = plain.param_groups[0]
     if name == "SGD":
         return group["lr"] / (1 - group["momentum"])
@@ -140,7 +140,7 @@ def test_groups_added_to_either_of_the_two(on):
 
 
 def test_a_frozen_start_for_each_task():
-    """Moments of the last task would push weights without a gradient's reason: they are dropped."""
+    """Moments of the last task would move weights without a gradient of the new one, so they are dropped."""
     model = mlp()
     opt = DRCL.around(torch.optim.AdamW(model.named_parameters(), lr=0.01), strength=1.0, splitting="douglas-rachford")
     fit(model, opt, task(0))

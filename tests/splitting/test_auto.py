@@ -17,7 +17,7 @@ from drcl.splitting import auto
 
 
 class Given(Importance):
-    """Importance as it is handed over."""
+    """An estimator that returns the given importance."""
 
     needs_data = False
 
@@ -54,7 +54,7 @@ def test_the_outputs_are_asked_in_every_direction_alike(likelihood):
 
 
 def test_positions_share_one_sample():
-    """Of a sequence the counted positions together weigh what a single output does."""
+    """All counted positions of a sequence together have the weight of a single output."""
     rng = np.random.default_rng(0)
     labels = torch.tensor([[0, 1, -100, -100], [1, 2, 0, 1]])
     ((v,),) = output_cotangents(torch.randn(2, 4, 3, dtype=torch.float64), 2, rng, labels, "softmax")
@@ -64,7 +64,7 @@ def test_positions_share_one_sample():
 
 
 def test_importance_is_that_of_the_jacobian_and_adds_up():
-    """As v has length one, the outputs of a linear layer together make of each input its mean square."""
+    """Because v has length one, the importances of an input's weights add up to its mean square."""
     torch.manual_seed(0)
     model = nn.Linear(3, 4, bias=False).double()
     opt = DRCL(model.named_parameters(), lr=0.1)
@@ -79,7 +79,7 @@ def test_importance_is_that_of_the_jacobian_and_adds_up():
 
 
 def drift_of(steps, lr, momentum=0.0, scale=1.0, importance=0.01, horizon=None, inner=None, monkeypatch=None):
-    """How far two weights go in the second of two tasks whose gradient lasts."""
+    """How far two weights move in the second of two tasks under a constant gradient."""
     w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     model = nn.Module()
     model.w = w
@@ -113,7 +113,7 @@ def test_a_lasting_gradient_goes_as_far_whatever_rate_momentum_and_number_of_ste
 
 
 def test_around_adam_the_scale_of_the_loss_is_nothing():
-    """Adam divides it out, so the strength must not see it."""
+    """Adam cancels it, so the strength must not depend on it."""
     one, _ = drift_of(200, 0.01, inner=torch.optim.Adam)
     thousand, _ = drift_of(200, 0.01, scale=1000.0, inner=torch.optim.Adam)
     torch.testing.assert_close(one, thousand, rtol=1e-4, atol=0)
@@ -240,7 +240,7 @@ def test_what_is_told_decides_the_form():
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"strength": "auto", "prox": "l1"}, "needs prox='l2' and importance as it is measured"),
+        ({"strength": "auto", "prox": "l1"}, "needs prox='l2' and unscaled importance"),
         ({"strength": "auto", "normalise": "task", "prox": "l2"}, "preset='auto' sets both"),
         ({"strength": "much"}, "strength='much' must be a number, or 'auto'"),
         ({"horizon": 0}, "horizon=0 must be a whole number of at least 1"),
@@ -254,7 +254,7 @@ def test_what_cannot_be(told, words):
 def test_labels_of_another_unit_are_refused():
     model = mlp()
     opt = DRCL(model.named_parameters(), lr=0.05)
-    with pytest.raises(ValueError, match=r"Fisher\(labels='exact'\): strength='auto' is measured in the outputs"):
+    with pytest.raises(ValueError, match=r"Fisher\(labels='exact'\): strength='auto' needs labels='outputs'"):
         opt.consolidate(model, task(0), Fisher(labels="exact"))
     opt.consolidate(model, task(0), Fisher(samples=8))
     assert opt.progress.made[-1]["labels"] == "outputs"

@@ -40,7 +40,7 @@ def refused(model, opt, kind, pattern):
 @pytest.mark.parametrize("splitting", ["forward-backward", "douglas-rachford"])
 @pytest.mark.parametrize("rows", [6, 2, 4000])
 def test_a_head_that_grew_or_shrank(backend, splitting, rows):
-    """With strides alone compared, the fused step read and wrote past the end of the anchor."""
+    """When only strides were compared, the fused step read and wrote past the end of the anchor."""
     model, opt = protected(backend=backend, splitting=splitting)
     head = model[2]
     head.weight.data = torch.randn(rows, head.weight.shape[1])
@@ -71,7 +71,7 @@ def test_memory_that_was_given_back(whose):
 
 
 class Odd(torch.Tensor):
-    """A subclass with memory of its own making."""
+    """A subclass that manages its own memory."""
 
 
 def test_subclasses_never_reach_c(monkeypatch):

@@ -101,7 +101,7 @@ def test_weights_without_a_gradient_count_as_stable():
 
 
 def test_a_warm_up_from_zero_leaves_no_trace():
-    """lr 0 tells nothing about the strength and must not spoil it."""
+    """With lr 0 nothing is known about the strength, and the old value must stay."""
     model = mlp()
     opt = DRCL(model.named_parameters(), lr=0.1, stable=0.8, splitting="douglas-rachford")
     opt.consolidate(model, task(0))

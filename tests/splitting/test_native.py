@@ -1,4 +1,4 @@
-"""Building the fused step: once, anew where the file is damaged, and doing without where there is no compiler."""
+"""Building the fused step: once, again if the file is damaged, and a fallback without a compiler."""
 
 import math
 import os
@@ -93,7 +93,7 @@ def train(backend, **environment):
 
 
 def test_whole_processes(tmp_path):
-    """Without a compiler: one warning, the same numbers. Two that build at once do not disturb each other."""
+    """Without a compiler there is one warning and the numbers are the same. Two processes may build at once."""
     runs = {
         "first": train("auto", DRCL_CACHE=str(tmp_path / "shared")),
         "second": train("auto", DRCL_CACHE=str(tmp_path / "shared")),

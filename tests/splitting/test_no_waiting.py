@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 class Waits(TorchDispatchMode):
-    """Refuses what reads a number off a device; `counted` how often it was asked."""
+    """Refuses to read a number from a device; `counted` says how often that was tried."""
 
     def __init__(self, forbid=True):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Looking on: what is seen is what a step did, written out by hand, and looking changes nothing."""
+"""Observers see what a step did, computed by hand, and change nothing."""
 
 from __future__ import annotations
 

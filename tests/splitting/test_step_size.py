@@ -1,4 +1,4 @@
-"""The fixed point is the minimiser of loss + strength * penalty, whoever proposes: cvxpy as the judge."""
+"""The fixed point is the minimiser of loss + strength * penalty, for every optimizer; cvxpy computes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRENGTH = 0.02
 
 
 class Known:
-    """An estimator that says what it was told."""
+    """An estimator that returns given values."""
 
     needs_data = False
 

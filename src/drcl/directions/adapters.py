@@ -1,7 +1,7 @@
-"""Adapters of low rank (LoRA) in a model, an optimizer or an anchor: two thin factors, held by their product.
+"""Low-rank adapters (LoRA) in a model, an optimizer or an anchor: two thin factors, held by their product.
 
-Models of peft are known by what their layers look like: a ``base_layer``, factors by the adapter's name in ``lora_A``
-and ``lora_B``, and a ``scaling``. Nothing of that library is imported. Why the product: `drcl.directions.lowrank`.
+Layers of peft are recognised by their attributes: a ``base_layer``, factors by the adapter's name in ``lora_A`` and
+``lora_B``, and a ``scaling``. peft itself is not imported. `drcl.directions.lowrank` says why the product is held.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drcl.importance.base import importance_dtype
 
 
 def thin(a: Tensor, b: Tensor, turned: bool) -> tuple[Tensor, Tensor]:
-    """The product's factors as it lies in the weight, [rows, r] and [columns, r]."""
+    """The factors of the product in the weight's orientation, [rows, r] and [columns, r]."""
     a, b = a.flatten(1).mT, b.flatten(1)
     return (a, b) if turned else (b, a)
 
@@ -31,7 +31,7 @@ def gathered(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Two thin factors and how much their product matters; an optimizer has the parameters, an anchor copies."""
+    """Two thin factors and the importance of their product; an optimizer has the parameters, an anchor copies."""
 
     a: Tensor  # [r, inputs]
     b: Tensor  # [outputs, r]
@@ -68,7 +68,7 @@ class Adapter:
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Adapter:
-        """From `tensors()` and `facts()`; ValueError where they do not belong together."""
+        """From `tensors()` and `facts()`; ValueError if they do not belong together."""
         if not {"a", "b", "sketch"} <= set(tensors) or not {"scale", "turned"} <= set(facts):
             raise ValueError("an adapter is incomplete")
         basis = Eigenbasis.restored({k: t for k, t in tensors.items() if k in TENSORS}, facts)
@@ -93,7 +93,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Pair:
-    """An adapter as a model has it, and the weight that it adds to."""
+    """An adapter in a model, and the weight that it adds to."""
 
     name: str  # of the weight
     weight: Tensor
@@ -113,7 +113,7 @@ class Pair:
         return self.scale * (rows @ sketched(columns.mT))
 
     def held(self, importance: Tensor, basis: Eigenbasis | None) -> Adapter:
-        """With the importance of the weight, along directions where there are some."""
+        """The adapter with the importance of its weight, along directions if there are any."""
         if basis is None or basis.eigenvalues.shape[:2] != (1, 1) or basis.bias:
             whole = importance.flatten(1)[None, None]
             sides = whole.new_zeros(1, whole.shape[3]), whole.new_zeros(1, whole.shape[2])
@@ -126,7 +126,7 @@ class Pair:
         return cast(made, self.a, self.b, dtype)
 
     def has_merged(self, saved: Adapter) -> bool:
-        """Whether the weight here has the saved product in it already; ValueError where it is another weight."""
+        """Whether the saved product is already merged into the weight here; ValueError if it is another weight."""
         base, now = saved.sketch.to(self.weight.device).double(), self.sketch().double()
         rows, columns = (t.detach().float() for t in thin(saved.a, saved.b, saved.turned))
         more = (saved.scale * (rows @ sketched(columns.mT))).to(base)
@@ -137,8 +137,8 @@ class Pair:
         if float((now - base - more).norm()) <= max(0.01 * float(more.norm()), rounding):
             return True
         raise ValueError(
-            f"the weight {self.name!r} is neither the one that the anchor's adapter was trained on nor that with the "
-            "adapter merged into it; take the model that the anchor was made with"
+            f"the weight {self.name!r} is not the one that the anchor's adapter was trained on, with or without the "
+            "adapter merged into it; use the model that the anchor was made with"
         )
 
     @torch.no_grad()
@@ -155,7 +155,7 @@ class Pair:
 
 
 def fitted(saved: Adapter, rank: int) -> tuple[Tensor, Tensor]:
-    """Factors of the same product that are no longer than `rank`; ValueError where the product needs more."""
+    """Factors of the same product with at most this rank; ValueError if the product needs more."""
     if saved.a.shape[0] <= rank:
         return saved.a, saved.b
     a, b = saved.a.flatten(1).double(), saved.b.flatten(1).double()
@@ -163,7 +163,7 @@ def fitted(saved: Adapter, rank: int) -> tuple[Tensor, Tensor]:
     u, s, v = torch.linalg.svd(left @ right.mT)
     if float(s[rank:].norm()) > 1e-6 * float(s.norm()):
         raise ValueError(
-            f"the anchor's adapter is of rank {saved.a.shape[0]} and this model's of rank {rank}, too small; "
+            f"the anchor's adapter has rank {saved.a.shape[0]}, but this model's has only rank {rank}; "
             f"give it r={saved.a.shape[0]} or more, or merge the old adapter into the model first"
         )
     root = s[:rank].sqrt()
@@ -184,10 +184,10 @@ def product(a: Tensor, b: Tensor, scale: float, turned: bool) -> Tensor:
 
 
 def pairs(model: nn.Module, own: Mapping[str, Tensor], chosen: set[Tensor] | None = None) -> dict[str, Pair]:
-    """The adapters in force, by the name of the weight that each adds to.
+    """The active adapters, by the name of the weight that each adds to.
 
-    `own` are the model's parameters by name. Of `chosen` parameters, where given, both factors have to be: one factor
-    whose partner stays as it is multiplies a constant, and is a weight like any other.
+    `own` are the model's parameters by name. If `chosen` is given, both factors must be among them: a factor whose
+    partner is not trained multiplies a constant, so it is a weight like any other.
     """
     names = {id(p): name for name, p in own.items()}
     found: dict[str, Pair] = {}
@@ -203,7 +203,7 @@ def pairs(model: nn.Module, own: Mapping[str, Tensor], chosen: set[Tensor] | Non
             weight: Any = getattr(base, "weight", None)
             name = names.get(id(weight), f"{names[id(next(iter(trained.values()))[0])]} (no weight)")
             if len(trained) > 1:
-                raise ValueError(f"{name!r} has several adapters in force, {', '.join(trained)}; train one at a time")
+                raise ValueError(f"{name!r} has several active adapters, {', '.join(trained)}; train one at a time")
             if not found:
                 refuse_quantised(model)
             key, (a, b) = next(iter(trained.items()))
@@ -215,12 +215,12 @@ def pairs(model: nn.Module, own: Mapping[str, Tensor], chosen: set[Tensor] | Non
 
 
 def matched(found: Mapping[str, Pair], adapters: Mapping[str, Adapter]) -> dict[str, Pair]:
-    """A model's adapters that the given ones stand for; ValueError where there is none, or it is another one."""
+    """The model's adapters that match the given ones; ValueError if one is missing or does not match."""
     for name, saved in adapters.items():
         if name not in found:
             raise ValueError(
-                f"the anchor protects an adapter of {name!r}, and this model has none there: the anchor is of another "
-                "adapter; make one with the same target_modules"
+                f"the anchor protects an adapter of {name!r}, but this model has none there: the anchor belongs to "
+                "another adapter; make one with the same target_modules"
             )
         pair = found[name]
         here = tuple(pair.weight.flatten(1).shape)
@@ -235,7 +235,7 @@ def matched(found: Mapping[str, Pair], adapters: Mapping[str, Adapter]) -> dict[
 
 
 def _factors(module: Any, kind: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
-    """A and B of every adapter of a layer that is in force."""
+    """A and B of every active adapter of a layer."""
     down: Any = getattr(module, f"{kind}_A", None)
     up: Any = getattr(module, f"{kind}_B", None)
     if not isinstance(down, nn.ModuleDict | nn.ParameterDict) or not hasattr(module, "scaling"):
@@ -247,7 +247,7 @@ def _factors(module: Any, kind: str) -> dict[str, tuple[nn.Parameter, nn.Paramet
 
 
 def _weight(factor: Any) -> Any:
-    """Of a layer; a bare parameter is its own."""
+    """The weight of a layer; a bare parameter is its own weight."""
     return getattr(factor, "weight", factor)
 
 
@@ -282,8 +282,8 @@ def refuse_quantised(model: nn.Module) -> None:
     for name, p in model.named_parameters():
         if hasattr(p, "quant_state") or type(p).__name__ in ("Params4bit", "Int8Params") or told:
             raise ValueError(
-                f"the model is quantised: parameter {name!r} is a {type(p).__name__} of {p.dtype}. Importance is not "
-                "measured through weights of 4 or 8 bits; load the model in 16 or 32 bits, without load_in_4bit or "
+                f"the model is quantised: parameter {name!r} is a {type(p).__name__} of {p.dtype}. Importance cannot "
+                "be measured with weights of 4 or 8 bits; load the model in 16 or 32 bits, without load_in_4bit or "
                 "load_in_8bit"
             )
 
@@ -294,6 +294,6 @@ def weight_importance(basis: Eigenbasis, weight: Tensor) -> Tensor:
 
 
 def cast(adapter: Adapter, a: Tensor, b: Tensor, dtype: torch.dtype) -> Adapter:
-    """The same about other factors, with copies of its own of all else."""
+    """The adapter with other factors and copies of everything else."""
     sketch = adapter.sketch.detach().to(a.device, copy=True)
     return replace(adapter, a=a, b=b, sketch=sketch, basis=adapter.basis.cast(a, dtype))

@@ -2,13 +2,13 @@
 
 A layer's weight is a matrix W, its bias a last column. With A the second moment of the layer's inputs and G that of
 its output derivatives, U_A and U_G their eigenvectors, the directions are the products of a column of U_G and one of
-U_A, and D = U_G^T (w - a) U_A says how far the weights have gone along each. The basis is orthonormal, so a proximal
-map taken on D is the exact proximal map of the penalty on D. Of all importances that are diagonal in this basis the
-mean squared gradients along it are the closest to the Fisher matrix (EK-FAC: George et al. 2018).
-`drcl.directions.kronecker` makes these; the optimizer uses them.
+U_A, and D = U_G^T (w - a) U_A says how far the weights have moved along each. The basis is orthonormal, so a proximal
+map on D is the exact proximal map of the penalty on D. Of all importances that are diagonal in this basis, the mean
+squared gradients along it are closest to the Fisher matrix (EK-FAC: George et al. 2018).
+`drcl.directions.kronecker` makes these bases; the optimizer uses them.
 
-Matrices here are `[groups, positions, outputs, inputs]`: a grouped convolution has one matrix per group, and one whose
-kernel positions are kept apart (``convolutions="channels"``) has one per position, all with the same basis.
+Matrices here are `[groups, positions, outputs, inputs]`: a grouped convolution has one matrix per group, and with
+separate kernel positions (``convolutions="channels"``) one per position, all with the same basis.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ TENSORS = ("inputs", "outputs", "eigenvalues", "input_factor", "output_factor")
 
 @dataclass(frozen=True)
 class Eigenbasis:
-    """One layer's directions, the importance of each, and the factors the next task's are added to.
+    """One layer's directions, the importance of each, and the factors to which the next task's are added.
 
-    `inputs` and `outputs` hold directions as columns; None where a side is too long to be rotated. With fewer columns
-    than rows only the directions that carry most importance are kept separately. What a side leaves out is then one
-    more row or column of `eigenvalues`, its last, with the mean importance there.
+    `inputs` and `outputs` hold directions as columns; None if a side is too long to be rotated. With fewer columns than
+    rows, only the most important directions are kept separately. The others share one more row or column of
+    `eigenvalues`, the last one, which has their mean importance.
     """
 
     inputs: Tensor | None  # [groups, n, kept]
     outputs: Tensor | None  # [groups, m, kept]
     eigenvalues: Tensor  # [groups, positions, kept outputs (+ 1), kept inputs (+ 1)]
-    input_factor: Tensor  # A, summed over tasks: [groups, n, n], or [groups, n] of a side that is not rotated
+    input_factor: Tensor  # A, summed over tasks: [groups, n, n], or [groups, n] for a side that is not rotated
     output_factor: Tensor  # G
-    bias: bool  # the last input is the constant one, so the bias is part of it
-    count: float = 1.0  # how many tasks the factors are the sum of, decayed as they are
+    bias: bool  # the last input is the constant one, so the matrix includes the bias
+    count: float = 1.0  # number of tasks in the sum of the factors, decayed as they are
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 
     @property
     def kept(self) -> tuple[int, int]:
-        """How many directions are kept separately on the side of the outputs, and of the inputs."""
+        """How many output directions and how many input directions are kept separately."""
         u, v = self.inputs, self.outputs
         return (
             self.output_factor.shape[1] if v is None else v.shape[2],
@@ -54,7 +54,7 @@ class Eigenbasis:
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many there are."""
+        """How many outputs and inputs there are."""
         return self.output_factor.shape[1], self.input_factor.shape[1]
 
     @property
@@ -70,23 +70,23 @@ class Eigenbasis:
 
     @property
     def left_out(self) -> int:
-        """How many are not."""
+        """How many directions are not kept."""
         groups, positions = self.eigenvalues.shape[:2]
         return groups * positions * self.size[0] * self.size[1] - self.directions
 
     @cached_property
     def own_columns(self) -> int:
-        """How many kept inputs, from the first on, matter to the outputs left out in another way than the rest does."""
+        """How many of the first kept inputs have an importance of their own for the outputs left out."""
         (j, k), (m, n) = self.kept, self.size
         if j == m or k == n:
             return k
         if not self.eigenvalues.is_cpu:
-            return k  # to look at them would wait for the device
+            return k  # reading the values would wait for the device
         other = (self.eigenvalues[..., j, :k] != self.eigenvalues[..., j, k:]).flatten(0, -2).any(0).nonzero()
         return int(other.max()) + 1 if len(other) else 0
 
     def with_shared_columns(self, count: int) -> Eigenbasis:
-        """With one importance, their mean, for all of what outputs left out do with inputs after the first `count`."""
+        """With one mean importance for the outputs left out, over all inputs after the first `count`."""
         (j, k), (m, n) = self.kept, self.size
         if j == m or k == n or k <= count:
             return self
@@ -96,7 +96,7 @@ class Eigenbasis:
         return replace(self, eigenvalues=values)
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """How many directions each row of the eigenvalues stands for, and each column."""
+        """How many directions each row and each column of the eigenvalues represents."""
         rows, columns = self.eigenvalues.shape[2:]
         (j, k), (m, n) = self.kept, self.size
         out, into = self.eigenvalues.new_ones(rows), self.eigenvalues.new_ones(columns)
@@ -125,13 +125,13 @@ class Eigenbasis:
         return replace(self, **made) if made else self  # type: ignore[arg-type]
 
     def difference(self, weight: tuple[Tensor, Tensor], bias: tuple[Tensor, Tensor] | None) -> Tensor:
-        """One minus the other of each pair, as [groups, positions, outputs, inputs]; a bias without a pair is zero."""
+        """The difference of each pair, as [groups, positions, outputs, inputs]; a missing bias is zero."""
         groups, positions = self.eigenvalues.shape[:2]
         one, other = (as_matrix(t, groups, positions) for t in weight)
         if not self.bias:
             return one - other
         n = one.shape[-1] + 1
-        # Rows that begin where a cache line does: products with them are half again as fast.
+        # Align rows to cache lines: products with them are 1.5 times as fast.
         d = one.new_empty(*one.shape[:-1], -(-n // 16) * 16)[..., :n]
         torch.sub(one, other, out=d[..., :-1])
         d[..., -1] = 0 if bias is None else (bias[0] - bias[1]).reshape(groups, 1, -1)
@@ -161,7 +161,7 @@ class Eigenbasis:
         return (None if u is None else u[:, None]), (None if v is None else v[:, None])
 
     def _outputs_first(self, back: bool = False) -> bool:
-        """Which of the two products first costs less."""
+        """Whether it costs less to multiply by the outputs' directions first."""
         assert self.inputs is not None
         assert self.outputs is not None
         (n, k), (m, j) = self.inputs.shape[1:], self.outputs.shape[1:]
@@ -171,7 +171,7 @@ class Eigenbasis:
     # -- what it says in other coordinates -------------------------------------------------------------------------
 
     def diagonal(self) -> tuple[Tensor, Tensor | None]:
-        """The importance of each weight: the diagonal of U diag(eigenvalues) U^T, of the same sum (matrix, bias)."""
+        """The importance of each weight (matrix, bias): the diagonal of U diag(eigenvalues) U^T, with the same sum."""
         whole = self._between(_overlap(None, self.outputs), _overlap(None, self.inputs))
         return (whole[..., :-1], whole[..., -1]) if self.bias else (whole, None)
 
@@ -180,7 +180,7 @@ class Eigenbasis:
         return self._between(_overlap(other.outputs, self.outputs), _overlap(other.inputs, self.inputs))
 
     def see(self, weights: Tensor) -> Tensor:
-        """The diagonal, in these directions, of an importance that is diagonal in the weights and the bias."""
+        """The diagonal, in these directions, of an importance that is diagonal in weights and bias."""
         return replace(self, inputs=None, outputs=None, eigenvalues=weights).seen_in(self)
 
     def _between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
@@ -205,7 +205,7 @@ class Eigenbasis:
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Eigenbasis:
-        """From `tensors()` and `facts()`; ValueError where they do not belong together."""
+        """From `tensors()` and `facts()`; ValueError if they do not belong together."""
         needed = {"eigenvalues", "input_factor", "output_factor"}
         if not needed <= set(tensors) <= set(TENSORS) or not {f.name for f in fields(cls)} - set(TENSORS) <= set(facts):
             raise ValueError("a Kronecker basis is incomplete")
@@ -251,7 +251,7 @@ def orthonormal(directions: Tensor) -> Tensor:
 
 
 def bias_of(name: str) -> str:
-    """The name of the bias beside the weight of this name."""
+    """The name of the bias that belongs to the weight of this name."""
     head, dot, last = name.rpartition(".")
     # weight, in_proj_weight; and weight_ih_l0, where the word comes first
     own = last.removesuffix("weight") + "bias" if last.endswith("weight") else last.replace("weight", "bias", 1)
@@ -274,9 +274,9 @@ def as_weight(matrix: Tensor, like: Tensor) -> Tensor:
 
 
 def _overlap(new: Tensor | None, old: Tensor | None) -> Tensor | None:
-    """Squared cosines between new and old directions, [groups, new, old]; None where they are the same.
+    """Squared cosines between new and old directions, [groups, new, old]; None if they are the same.
 
-    The last column is what the old ones leave out, the last row the mean over what the new ones do if they do.
+    If directions are left out, the last column is for all old ones left out, the last row the mean over the new ones.
     """
     if new is None:
         if old is None:
@@ -295,14 +295,14 @@ def _overlap(new: Tensor | None, old: Tensor | None) -> Tensor | None:
     return found.clamp_(min=0)
 
 
-# Up to the first length twice the digits cost next to nothing. From the second on, where at most half of the
-# eigenvectors are kept, they are found by subspace iteration.
+# Up to the first length, double precision costs next to nothing. From the second length on, if at most half of the
+# eigenvectors are kept, subspace iteration finds them.
 SHORT, LONG, STEPS, SPARE = 400, 768, 4, 32
 
 
 def kept_of(side: int, rank: int | None, most: int | None = None) -> int:
-    """How many directions of a side are kept: of one more than half again as long as `rank` so many, and no more than
-    `most`; all of a shorter one, where nothing would be saved."""
+    """How many directions of a side are kept: `rank`, and at most `most`, if the side is longer than 1.5 times `rank`;
+    otherwise all, because nothing would be saved."""
     if rank is None or 2 * side <= 3 * rank:
         return side
     return rank if most is None else min(rank, most)
@@ -311,8 +311,8 @@ def kept_of(side: int, rank: int | None, most: int | None = None) -> int:
 def eigenvectors(factor: Tensor, rank: int | None, start: Tensor | None = None, most: int | None = None) -> Tensor:
     """Orthonormal columns [groups, n, kept], largest eigenvalue first.
 
-    Of a long side they are the best of a subspace that four multiplications by the factor have turned towards the
-    largest: from `start`, where directions are known already, and from columns drawn with a seed of their own.
+    For a long side this is subspace iteration with four multiplications by the factor. It begins with `start`, if
+    directions are known already, and with random columns from a fixed seed.
     """
     n = factor.shape[-1]
     kept = kept_of(n, rank, most)
@@ -329,7 +329,7 @@ def _leading(factor: Tensor, kept: int, start: Tensor | None) -> Tensor:
     drawn = torch.randn(groups, n, kept + SPARE, generator=torch.Generator().manual_seed(n)).to(factor)
     if start is not None:
         known = min(start.shape[-1], kept)
-        # A little of the others in each: what was left out so far is to be found as well.
+        # Add a little noise to each, so that directions that were left out so far can be found too.
         drawn[..., :known] = start[..., :known] + drawn[..., :known] * (0.1 / n**0.5)
     for _ in range(STEPS):
         drawn = torch.linalg.qr(factor @ drawn).Q

@@ -1,9 +1,9 @@
-"""How coarse each layer's directions have to be so that all of them fit into a number of bytes.
+"""Makes the directions of layers coarser until all of them fit into a number of bytes.
 
 A layer with n inputs and m outputs holds its factors (n^2 + m^2 numbers), directions (n k + m j) and their importance
-(j k). From the largest layer on, whatever is largest gives way, one step at a time: fewer directions kept separately,
-the channels of a convolution without its kernel positions, the longer side as it is instead of rotated, and in the end
-no directions at all, which leaves the layer to the diagonal Fisher.
+(j k). Step by step the largest layer becomes coarser: first it keeps fewer directions separately, then a convolution
+rotates its channels without its kernel positions, then the longer side is no longer rotated, and in the end the layer
+has no directions at all and gets the diagonal Fisher.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def as_bytes(memory: Any) -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is held of one layer."""
+    """How finely one layer is held."""
 
     rank: int | None
-    apart: bool  # a convolution's kernel positions are kept apart
-    bias: bool  # and the bias is part of the layer
+    apart: bool  # a convolution's kernel positions are kept separately
+    bias: bool  # the bias is part of the layer
     inputs: bool  # the side is rotated
     outputs: bool
-    output_rank: int | None = None  # fewer than `rank` of a long side
+    output_rank: int | None = None  # a smaller rank for the outputs
 
     def told(self) -> str:
         """In words."""
@@ -56,7 +56,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Size:
-    """A layer's measures: of a convolution `kernel` positions."""
+    """The dimensions of a layer; a convolution has `kernel` positions."""
 
     outputs: int
     inputs: int  # channels
@@ -73,7 +73,7 @@ class Size:
         return cls(weight.shape[0] // groups, weight.shape[1], kernel, groups, wide)
 
     def bytes(self, choice: Choice) -> int:
-        """What the layer's factors, directions and their importance take."""
+        """The memory of the layer's factors, directions and their importance."""
         positions = self.kernel if choice.apart else 1
         n, m = self.inputs * self.kernel // positions + int(choice.bias), self.outputs
         held, kept = 0, []
@@ -84,7 +84,7 @@ class Size:
         return self.groups * (held + positions * kept[0] * kept[1]) * self.itemsize
 
     def coarser(self, choice: Choice) -> Iterator[Choice]:
-        """One step after the other."""
+        """Coarser and coarser choices, one step at a time."""
         rank = choice.rank or 2 ** max(self.outputs, self.inputs * self.kernel).bit_length()
         while rank // 2 >= _SMALLEST_RANK:
             rank //= 2
@@ -99,7 +99,7 @@ class Size:
 
 
 def fit(sizes: Mapping[str, Size], choices: Mapping[str, Choice], memory: int) -> dict[str, Choice | None]:
-    """The finest choices that fit, starting from these; None where a layer is left to the diagonal Fisher."""
+    """The finest choices that fit, starting from these; None for a layer that gets the diagonal Fisher."""
     found: dict[str, Choice | None] = dict(choices)
     steps = {name: sizes[name].coarser(choice) for name, choice in choices.items()}
     taken = {name: sizes[name].bytes(choice) for name, choice in choices.items()}

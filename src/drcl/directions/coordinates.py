@@ -1,15 +1,15 @@
 """A layer's drift D = [w b] - a in its eigenbasis, and the proximal map there.
 
-Where all directions are kept, the map is U_G prox(U_G^T D U_A) U_A^T. Where some are left out, D falls into four parts:
+If all directions are kept, the map is U_G prox(U_G^T D U_A) U_A^T. If some are left out, D has four parts:
 
     kept    U_G^T D U_A, direction by direction
-    rows    U_G^T D (1 - U_A U_A^T): of each kept output what its kept inputs leave out, one vector with one penalty
+    rows    U_G^T D (1 - U_A U_A^T): for each kept output the inputs left out, one vector with one penalty
     columns (1 - U_G U_G^T) D U_A: the same with outputs and inputs exchanged
-    tail    what is left, one vector for the whole layer
+    tail    the rest, one vector for the whole layer
 
-The prox of a vector with one penalty is a factor, so none of the last three has to be rotated: 4 m n (j + k) operations
-for j of m outputs and k of n inputs kept, instead of 4 m n (m + n). Where columns have the importance of the tail and
-the penalty is L2, their factor is that of the tail: only the c columns before them are rotated, 4 m n (j + c).
+The prox of a vector with one penalty multiplies it by a factor, so the last three need no rotation: 4 m n (j + k)
+operations if j of m outputs and k of n inputs are kept, instead of 4 m n (m + n). If columns have the importance of the
+tail and the penalty is L2, they share the tail's factor: only the c columns before them are rotated, 4 m n (j + c).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Coordinates:
     basis: Eigenbasis
     d: Tensor
     kept: Tensor = field(init=False)
-    rows: Tensor | None = None  # U_G^T D, where inputs are left out
-    columns: Tensor | None = None  # D U_A, where outputs are and all inputs are kept
+    rows: Tensor | None = None  # U_G^T D, if inputs are left out
+    columns: Tensor | None = None  # D U_A, if outputs are left out and all inputs are kept
 
     def __post_init__(self) -> None:
         basis = self.basis
@@ -70,12 +70,12 @@ class Coordinates:
         return found
 
     def ratios(self, penalty: Penalty) -> Tensor:
-        """The strength that would just hold each coordinate."""
+        """The smallest strength that would hold each coordinate."""
         unit = (self.basis.eigenvalues + penalty.damping) * (penalty.gamma * (penalty.mix or 1.0))
         return self.sizes() / (unit * self._roots())
 
     def settled(self, penalty: Penalty) -> Tensor | None:
-        """z - a by the prox, in the shape of D; None where that is zero throughout."""
+        """z - a by the prox, in the shape of D; None if it is zero everywhere."""
         basis, (j, k) = self.basis, self.basis.kept
         values = basis.eigenvalues
         kept = penalty(self.kept, torch.zeros_like(self.kept), values[..., :j, :k])
@@ -102,14 +102,14 @@ class Coordinates:
         kept -= self.kept * (across + down - tail)
         own = basis.own_columns if not penalty.mix else k
         left = self._columns(own) * (down - tail)[..., :own]
-        # Both ways back as one product, with D read and written once.
+        # Rotate both back in one product, so that D is read and written only once.
         ways = torch.cat([v.expand(*left.shape[:-1], -1), left], -1)
         first = _plus(self.rows.mul_(across - tail), kept, u.mT)
         back = torch.cat([first, u[..., :own].mT.expand(*first.shape[:2], -1, -1)], -2)
         return _plus(self.d, ways, back, tail)
 
     def penalty(self, penalty: Penalty) -> float:
-        """strength * penalty of D: direction by direction, and of each vector that has one penalty."""
+        """strength * penalty of D: of each direction, and of each vector that has one penalty."""
         mix, sizes = penalty.mix, self.sizes().double()
         assert mix is not None
         weight = penalty.strength * (self.basis.eigenvalues.double() + penalty.damping)
@@ -124,7 +124,7 @@ class Coordinates:
         return self.d if u is None else self.d @ u[..., :count]
 
     def _factors(self, penalty: Penalty) -> Tensor:
-        """What the prox leaves of a vector with one penalty: a soft threshold spread over it, and a shrinkage."""
+        """The factor by which the prox multiplies a vector with one penalty: soft threshold and shrinkage."""
         t = penalty.gamma * penalty.strength * (self.basis.eigenvalues + penalty.damping)
         mix = penalty.mix or 0.0
         shrunk = 1 / (1 + t * (1 - mix))
@@ -139,13 +139,13 @@ class Coordinates:
 
 
 def _vanishes(t: Tensor) -> bool:
-    """Whether there is nothing to rotate back. Asked on a CPU only: any other device would have to be waited for."""
+    """Whether there is nothing to rotate back. Checked only on a CPU: it would wait for any other device."""
     return t.is_cpu and not bool(t.any())
 
 
 def _plus(total: Tensor, a: Tensor, b: Tensor, scale: Tensor | None = None) -> Tensor:
-    """scale * total + a @ b, in place; as one operation where there is a single matrix."""
-    if total.shape[:2] == (1, 1) and total.is_cpu:  # a number that is elsewhere would have to be waited for
+    """scale * total + a @ b, in place; as one operation if there is a single matrix."""
+    if total.shape[:2] == (1, 1) and total.is_cpu:  # reading a number would wait for any other device
         total[0, 0].addmm_(a[0, 0], b[0, 0], beta=1 if scale is None else float(scale))
         return total
     return (total if scale is None else total.mul_(scale)).add_(a @ b)

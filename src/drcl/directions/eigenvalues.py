@@ -1,9 +1,9 @@
-"""The importance of each direction: squares of gradients along it (EK-FAC: George, Laurent, Bouthillier, Ballas,
-Vincent 2018), and of what a basis leaves out the sums of squares by row, by column and of the rest.
+"""The importance of each direction: mean squared gradients along it (EK-FAC: George, Laurent, Bouthillier, Ballas,
+Vincent 2018). For directions that a basis leaves out it has sums of squares by row, by column and of the rest.
 
 A sample's gradient is D^T A for its derivatives D, one row per position, and its inputs A. Its square along a direction
-is taken from D^T A itself, or from the rotated rows D V and A U, whichever is less work. Lengths of what is left out
-need no rotation: the squared length of v^T D^T A is e^T (A A^T) e with e = D v.
+comes from D^T A itself or from the rotated rows D V and A U, whichever is less work. Directions left out need no
+rotation: the squared length of v^T D^T A is e^T (A A^T) e with e = D v.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["Eigenvalues"]
 class Eigenvalues(Reader):
     """One layer's sums of squared per-sample gradients along each direction of a basis, and over what it leaves out.
 
-    With `together` above one, so many samples are added up with random signs before squares are taken. The expected
-    square of such a sum is the sum of the squares, so the estimate stays unbiased, and rotations become fewer.
+    With `together` above one, this many samples are added up with random signs before they are squared. The expected
+    square of such a sum is the sum of the squares, so the estimate stays unbiased and needs fewer rotations.
     """
 
     def __init__(self, module: nn.Module, basis: Eigenbasis, samples: int, together: int = 1, seed: int = 0) -> None:
-        """`samples` are those that will have been added."""
+        """`samples` is the number of samples that will be added."""
         super().__init__(module, basis.bias, basis.eigenvalues.shape[1] > 1)
         self.basis, self.samples, self.together = basis, samples, together
         self.total = torch.zeros_like(basis.eigenvalues)
@@ -39,7 +39,7 @@ class Eigenvalues(Reader):
         return self.total / (self.samples * out[:, None] * into)
 
     def trace(self) -> float:
-        """The mean square of whole gradients: over all directions, those left out too."""
+        """The mean square of whole gradients: over all directions, including those left out."""
         return float(self.total.double().sum()) / self.samples
 
     def add(self, x: Tensor, d: Tensor, inputs: bool = True) -> None:
@@ -53,7 +53,7 @@ class Eigenvalues(Reader):
         whole = len(d) - len(d) % self.together
         for part in (slice(0, whole), slice(whole, len(d))):
             if len(d[part]):
-                # What several samples bring together is what one brings that has all their rows.
+                # Several samples added up are the same as one sample with all their rows.
                 rows = -1, min(self.together, len(d[part])), d.shape[1]
                 self._add(*(t[part].unflatten(0, rows[:2]).flatten(1, 2) for t in (x, d)))
 
@@ -87,7 +87,7 @@ class Eigenvalues(Reader):
         return rows <= s * (at * m * n + turned)
 
     def _add_products(self, a: Tensor, d: Tensor) -> None:
-        """Of samples with one position each, whose gradients are products."""
+        """For samples with one position each, whose gradients are products."""
         u, v = self.basis.inputs, self.basis.outputs
         right = _squares(a[:, :, :, 0], None if u is None else u[:, None])
         left = _squares(d[:, :, 0, None], None if v is None else v[:, None])[:, :, 0]
@@ -112,7 +112,7 @@ class Eigenvalues(Reader):
         self._add_sums(kept, rows, columns, everything)
 
     def _gradients(self, x: Tensor, d: Tensor) -> Tensor:
-        """A convolution's, [samples, groups, kernel positions, m, n], without a patch being made."""
+        """A convolution's gradients, [samples, groups, kernel positions, m, n], without making patches."""
         gradient = conv_weight_gradient(self.module)
         found = torch.stack([as_matrix(gradient(one, back), self.groups, self.positions) for one, back in zip(x, d)])
         if not self.bias:
@@ -138,7 +138,7 @@ class Eigenvalues(Reader):
         self._add_sums(kept.square().sum(0), rows, columns, everything)
 
     def _add_sums(self, kept: Tensor, rows: Tensor | None, columns: Tensor | None, everything: Tensor | None) -> None:
-        """Squares along kept directions; along each kept output or input in all, and of the whole gradients."""
+        """Squares along kept directions, total squares along each kept output or input, and of whole gradients."""
         j, k = self.basis.kept
         self.total[..., :j, :k] += kept
         if rows is not None:
@@ -153,7 +153,7 @@ class Eigenvalues(Reader):
 
 
 def _squares(x: Tensor, directions: Tensor | None) -> Tensor:
-    """The squares of [..., n] along each direction, and where these are not all, of what they leave out."""
+    """The squares of [..., n] along each direction, and of the rest if directions are left out."""
     if directions is None:
         return x.square()
     # [samples, groups, positions, n]: one product for all samples of a group

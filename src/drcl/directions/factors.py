@@ -1,12 +1,12 @@
-"""What a layer brings to its Kronecker factors: inputs as rows, convolutions as unfolded patches.
+"""The Kronecker factors of a layer: its inputs as rows, for convolutions unfolded patches.
 
 For a layer used at P positions of a sample (pixels, tokens) with inputs a_p and output derivatives d_p, the sample's
-gradient is the sum over p of d_p a_p^T. Its second moment is taken to be A times G with A = E[sum of a a^T] and
-G = E[mean of d d^T]: exact for one position and one sample, and for more where positions are uncorrelated.
+gradient is the sum over p of d_p a_p^T. Its second moment is approximated by A times G with A = E[sum of a a^T] and
+G = E[mean of d d^T]. This is exact for one position and one sample, and for more if positions are uncorrelated.
 
-The factors are those of K-FAC (Martens and Grosse 2015; of convolutions Grosse and Martens 2016), the squares of
-gradients along their eigenvectors (`drcl.directions.eigenvalues`) the eigenvalues of EK-FAC (George, Laurent,
-Bouthillier, Ballas, Vincent 2018). `drcl.directions.passes` shows the samples to both.
+The factors are those of K-FAC (Martens and Grosse 2015; for convolutions Grosse and Martens 2016), and the squared
+gradients along their eigenvectors (`drcl.directions.eigenvalues`) are the eigenvalues of EK-FAC (George, Laurent,
+Bouthillier, Ballas, Vincent 2018). `drcl.directions.passes` passes the samples to both.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ def has_directions(module: nn.Module) -> bool:
 
 class Reader:
     """A layer's inputs as [samples, groups, kernel positions, positions, n], derivatives as [samples, groups,
-    positions, m]. `apart` keeps the positions of a convolution's kernel apart; `bias` appends the constant one.
+    positions, m]. `apart` keeps the positions of a convolution's kernel separate; `bias` appends the constant one.
 
-    A weight that is stored as [inputs, outputs] is read as the map that goes the other way: the derivatives take the
-    place of the inputs, and these that of the derivatives."""
+    A weight that is stored as [inputs, outputs] is read as its transpose: inputs and derivatives change places."""
 
     def __init__(self, module: nn.Module, bias: bool, apart: bool) -> None:
         weight: Any = module.weight
@@ -49,15 +48,15 @@ class Reader:
         self.inputs = weight[0].numel() // self.positions + int(bias)
 
     def places(self, d: Tensor) -> int:
-        """At how many positions of a sample the layer is used."""
+        """The number of positions of a sample at which the layer is used."""
         return max(1, d[0].numel() // (self.inputs if self.transposed else self.groups * self.outputs))
 
     def rows(
         self, x: Tensor, d: Tensor, at: Tensor | None = None, behind: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """What a visitor is shown of the layer, in these shapes and some samples at a time. Of the inputs only the
-        positions `at` of each sample, if they are given, of the derivatives those `behind`: [samples, some]."""
-        # Patches repeat each pixel once a kernel position: as many samples at a time as a cache will bear.
+        """The inputs and derivatives that a visitor gets, in these shapes, some samples at a time. If given, only the
+        positions `at` of the inputs and `behind` of the derivatives, each [samples, some]."""
+        # Patches repeat each pixel once per kernel position, so take only as many samples as fit into the cache.
         size = self.groups * self.positions * self.inputs * (self.places(d) if at is None else at.shape[1])
         step = 8 * chunk_length(size, d.device)
         for start in range(0, len(d), step):
@@ -138,9 +137,9 @@ def _picked(rows: Tensor, at: Tensor) -> Tensor:
 class Factors(Reader):
     """One layer's sums A and G.
 
-    With `few` they are estimated from so many positions of each sample, A from the first number and G from the second.
-    They are drawn, one out of each of so many equal stretches, where there are more than half again as many. A sum over
-    them, times all positions by drawn ones, is on average the sum over all.
+    With `few` they are estimated from this many positions per sample, the first number for A and the second for G.
+    If there are more than 1.5 times as many positions, one is drawn from each of as many equal stretches. The sum over
+    them, times the ratio of all positions to drawn ones, is on average the sum over all.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class Factors(Reader):
         few: tuple[int, int] | None = None,
         seed: int = 0,
     ) -> None:
-        """`rotated` are the inputs and the outputs; a side longer than `largest` never is."""
+        """`rotated` says whether inputs and outputs are rotated; a side longer than `largest` never is."""
         super().__init__(module, bias, apart)
         self.few, self._rng = few, np.random.default_rng([seed, 2])
         weight: Any = module.weight
@@ -186,15 +185,15 @@ class Factors(Reader):
         return torch.from_numpy(np.minimum(drawn.astype(np.int64), places - 1)).to(d.device)
 
     def trace(self) -> float:
-        """The importance of all directions together, as the product of the factors has it."""
+        """The importance of all directions together, according to the product of the factors."""
         return self.product(*self.traces())
 
     def traces(self) -> tuple[Tensor, Tensor]:
-        """Those of A and of G, [groups, 1]."""
+        """The traces of A and of G, [groups, 1]."""
         return _trace(self.a), _trace(self.g)
 
     def product(self, a: Tensor, g: Tensor) -> float:
-        """The importance that two traces make."""
+        """The importance that follows from two traces."""
         return float((a * g).double().sum()) * self.positions
 
 
@@ -218,9 +217,9 @@ def basis_of(
 ) -> Eigenbasis:
     """The eigenvectors of both factors, each direction with the product of their eigenvalues.
 
-    Those of long sides are looked for from `start` on, the directions of earlier tasks, if there are any.
+    For long sides the search begins with `start`, the directions of earlier tasks, if there are any.
 
-    Factors summed over `count` tasks have a product of count squared terms: divided by count it grows as a sum does.
+    The product of factors summed over `count` tasks has count squared terms; divided by count it grows like a sum.
     """
     u = eigenvectors(a, rank, start[0]) if a.ndim == 3 else None
     v = eigenvectors(g, rank, start[1], output_rank) if g.ndim == 3 else None
@@ -231,7 +230,7 @@ def basis_of(
 
 
 def _along(factor: Tensor, directions: Tensor | None) -> Tensor:
-    """u^T factor u for every direction u, and its mean over what they leave out if they do."""
+    """u^T factor u for every direction u, and its mean over directions left out if there are any."""
     if directions is None:
         return factor
     along, (n, kept) = (directions * (factor @ directions)).sum(1), directions.shape[1:]

@@ -1,15 +1,14 @@
-"""Kronecker: importance that knows how the weights of a layer act together.
+"""Kronecker: importance that takes into account how the weights of a layer act together.
 
-`DRCL.consolidate(model, data, importance=drcl.Kronecker())` protects directions instead of single weights: those along
-which the earlier tasks' inputs and derivatives lie (`drcl.directions.basis`). Linear maps, also inside attention and
-recurrent layers, and convolutions are covered; every other parameter gets its diagonal Fisher in the same call, in the
-same units.
+`DRCL.consolidate(model, data, importance=drcl.Kronecker())` protects directions instead of single weights: those of the
+earlier tasks' inputs and derivatives (`drcl.directions.basis`). It covers linear maps, also inside attention and
+recurrent layers, and convolutions. Every other parameter gets its diagonal Fisher in the same call and the same units.
 
-Closest relatives: R-EWC turns a layer into coordinates in which its Fisher information is nearly diagonal and runs EWC
-there (Liu, Masana, Herranz, van de Weijer, Lopez, Bagdanov, "Rotate your networks", 2018). Online structured Laplace
-carries Kronecker factors from task to task as the precision of a posterior, and penalises in the loss (Ritter, Botev,
-Barber 2018). Natural continual learning takes such a precision as the metric of its steps (Kao, Jensen, van de Ven,
-Bernacchia, Hennequin 2021). Here the turned coordinates are where a proximal map is taken, which may be L1.
+Closest relatives: R-EWC rotates a layer into coordinates in which its Fisher information is nearly diagonal and runs
+EWC there (Liu, Masana, Herranz, van de Weijer, Lopez, Bagdanov, "Rotate your networks", 2018). Online structured
+Laplace carries Kronecker factors from task to task as the precision of a posterior, and adds a penalty to the loss
+(Ritter, Botev, Barber 2018). Natural continual learning uses such a precision as the metric of its steps (Kao, Jensen,
+van de Ven, Bernacchia, Hennequin 2021). Here a proximal map, which may be L1, works in the rotated coordinates.
 """
 
 from __future__ import annotations
@@ -48,43 +47,43 @@ __all__ = ["Kronecker"]
 class Kronecker(Fisher):
     """Kronecker-factored Fisher information and its eigenbasis; `samples`, `labels`, `loss` as in ``drcl.Fisher``.
 
-    Labels left out are "outputs" for an optimizer whose strength is "auto", and "signs" for others: directions want an
-    estimate that does not vanish where the model is sure.
+    The default of `labels` is "outputs" for an optimizer with strength "auto", and "signs" otherwise: directions need
+    an estimate that does not vanish where the model is certain.
 
     For each Linear, Conv1d and Conv2d (grouped, strided, padded, dilated) the second moments A of its inputs (patches
     of a convolution) and G of its output derivatives are summed over tasks as ``DRCL(memory=...)`` says. Weights are
-    then held along the products of their eigenvectors, the bias as a last column. The same is done with the projections
-    of nn.MultiheadAttention (queries, keys and values each for itself), with the gates of nn.LSTM, nn.GRU and nn.RNN,
-    and with GPT-2's Conv1D, whose bias is held weight by weight. Norms, embeddings, tied weights and layers used more
-    than once keep the diagonal estimate; the anchor's provenance lists both.
+    then held along the products of their eigenvectors, with the bias as a last column. The same holds for the
+    projections of nn.MultiheadAttention (separately for queries, keys and values), for the gates of nn.LSTM, nn.GRU and
+    nn.RNN, and for GPT-2's Conv1D, whose bias is held weight by weight. Norms, embeddings, tied weights and layers used
+    more than once keep the diagonal estimate; the anchor's provenance lists both kinds.
 
     Args:
         eigenvalues: "exact" measures the importance of each direction as the mean square of per-sample gradients
-            along it (EK-FAC: George et al. 2018); what earlier tasks left is carried over as the
-            diagonal of their importance in the new directions, which keeps its sum. "product" multiplies the
-            eigenvalues of the summed factors: no samples, coarser.
-        convolutions: "patches" takes channels and kernel positions together; "channels" rotates channels only and
-            keeps a convolution's kernel positions apart (and its bias out of it): for wide convolutions, whose
-            patches are long.
-        rank: keep at most this many directions separately, of a side more than half again as long; None: all.
-            A shorter side is kept whole, which costs no more. What is left out is held by the mean of its importance,
-            one mean for each output direction that is kept, one for each input direction, one for all others.
-        output_rank: of outputs that are cut keep no more than this; None: as many as of inputs. Directions of the
-            outputs that the loss reacts to are few beside those that inputs lie along. Of the inputs only so many have
-            a mean of their own over the outputs left out, which is what makes a step cheap.
-        memory: bytes, such as "2GB", that factors, directions and their importance may take together; None: any. The
-            largest layers are made coarser until they fit (`drcl.directions.budget`), and the anchor's provenance says
-            what became of each. What ``drcl.Fisher`` would hold comes on top.
-        largest: a side longer than this is not rotated (a convolution's patches: its channels are tried first).
-        passes: 1 shows every sample once. Where a layer meets many rows (images or tokens times positions, at least
-            four times as many as it has inputs, and a thousand), half of the samples make its factors, from positions
-            that are drawn, and the other half the importance of its directions, from sums of some samples with random
-            signs: unbiased, by `seed`. 2 shows every sample twice and draws nothing, at two to six times the cost.
+            along it (EK-FAC: George et al. 2018). The importance of earlier tasks is carried over as its diagonal in
+            the new directions, which keeps its sum. "product" multiplies the eigenvalues of the summed factors: no
+            samples needed, but coarser.
+        convolutions: "patches" treats channels and kernel positions together. "channels" rotates channels only and
+            keeps kernel positions and bias separate: for wide convolutions, whose patches are long.
+        rank: on a side more than 1.5 times as long as this, keep at most this many directions separately; None: all.
+            A shorter side is kept whole, which costs no more. The directions left out share a mean importance: one mean
+            for each kept output direction, one for each kept input direction, one for all others.
+        output_rank: keep at most this many output directions on a side that is cut; None: as many as for inputs. The
+            loss reacts to far fewer output directions than there are input directions. Only this many inputs have
+            their own mean over the outputs left out, which makes a step cheap.
+        memory: bytes, such as "2GB", for factors, directions and their importance together; None: no limit. The
+            largest layers become coarser until all fit (`drcl.directions.budget`), and the anchor's provenance records
+            how. Importance by single weights is not counted.
+        largest: a side longer than this is not rotated (for a convolution, its channels are tried before its patches
+            are given up).
+        passes: 1 reads every sample once. If a layer has many rows (samples times positions, at least a thousand and
+            four times its inputs), half of the samples give its factors, from randomly drawn positions, and the other
+            half the importance of its directions, from sums of samples with random signs. This is unbiased and depends
+            on `seed`. 2 reads every sample twice and draws nothing, at two to six times the cost.
 
-    A step rotates the weights there and back: with m outputs, n inputs and j, k directions kept some 4 m n (j + k)
-    operations per layer. ``rank`` and ``DRCL(plasticity_steps=n)``, which negotiates once for n optimizer steps, make
-    that small beside the n forward and backward passes. Memory per layer: n^2 + m^2 for the factors, n k + m j for
-    the directions, j k for their importance.
+    A step rotates the weights there and back: about 4 m n (j + k) operations per layer with m outputs, n inputs and
+    j, k directions kept. ``rank`` and ``DRCL(plasticity_steps=n)``, which negotiates once per n optimizer steps, make
+    this small compared with the n forward and backward passes. Memory per layer: n^2 + m^2 for the factors, n k + m j
+    for the directions, j k for their importance.
     """
 
     eigenvalues: Literal["exact", "product"] = "exact"
@@ -128,7 +127,7 @@ class Kronecker(Fisher):
         parameters: dict[str, nn.Parameter],
         forward: Forward | None = None,
     ) -> dict[str, Tensor]:
-        """The importance of each weight, for reading and comparing: the diagonal of what ``measure`` finds."""
+        """The importance of each weight, to read and compare: the diagonal of what ``measure`` finds."""
         return self.measure(model, batches, parameters, forward).importance
 
     def measure(
@@ -179,7 +178,7 @@ class Kronecker(Fisher):
             importance[name] = as_weight(weight, parameters[name])
             if bias is not None:
                 importance[bias_of(name)] = bias.flatten()
-        # In the caller's order, which is the order of reports.
+        # Keep the caller's order: reports use it.
         ordered = {name: importance[name] for name in parameters}
         with_earlier = frozenset(importance.keys() - rest.keys())
         notes: dict[str, Any] = {"likelihood": fisher.describe()["likelihood"]}
@@ -190,14 +189,14 @@ class Kronecker(Fisher):
     def _bases(
         self, factors: Mapping[str, Factors], passes: Passes, history: History, unit: float
     ) -> dict[str, Eigenbasis]:
-        """Of these layers, and the same ones for all processes."""
+        """The bases of these layers, the same on all processes."""
         kept = {name: passes.choices[name].rank if name in passes.choices else self.rank for name in factors}
         bases = {name: self._basis(name, f, history, unit, kept[name]) for name, f in factors.items()}
         ranks.same_(t for basis in bases.values() for t in basis.tensors().values())
         return bases
 
     def _basis(self, name: str, f: Factors, history: History, unit: float, rank: int | None) -> Eigenbasis:
-        """This task's factors and the earlier ones', their eigenvectors, and the product of their eigenvalues."""
+        """The basis of this task's factors plus the earlier ones: eigenvectors and products of eigenvalues."""
         a, g, count = f.a, f.g * unit, 1.0
         old = _earlier_basis(name, f, history)
         weights = _earlier_weights(name, f, history) if old is None else None
@@ -210,7 +209,7 @@ class Kronecker(Fisher):
 
 
 def _with_eigenvalues(name: str, values: Tensor, basis: Eigenbasis, f: Factors, history: History) -> Eigenbasis:
-    """The basis with eigenvalues that were measured, and with what earlier tasks need along its directions."""
+    """The basis with measured eigenvalues plus the importance of earlier tasks along its directions."""
     old = _earlier_basis(name, f, history)
     weights = _earlier_weights(name, f, history) if old is None else None
     if old is not None:
@@ -221,7 +220,7 @@ def _with_eigenvalues(name: str, values: Tensor, basis: Eigenbasis, f: Factors, 
 
 
 def _earlier_basis(name: str, f: Factors, history: History) -> Eigenbasis | None:
-    """The layer's earlier basis, if any of it stays and it was made with the same options."""
+    """The layer's earlier basis, if `keep` is above zero and it was made with the same options."""
     old = history.bases.get(name)
     if old is None or not history.keep:
         return None
@@ -231,12 +230,12 @@ def _earlier_basis(name: str, f: Factors, history: History) -> Eigenbasis | None
 
 
 def _earlier_weights(name: str, f: Factors, history: History) -> Tensor | None:
-    """How much each weight of the layer mattered to earlier tasks, as its matrices are, if any of it stays."""
+    """The earlier importance of each weight, in the shape of the layer's matrices, if `keep` is above zero."""
     parts = [history.importance.get(name), history.importance.get(bias_of(name)) if f.bias else None]
     weight, bias = (None if t is None else t.to(f.a.dtype) for t in parts)
     if not history.keep or (weight is None and bias is None):
         return None
-    # One of the two may have been frozen until now.
+    # Weight or bias may have been frozen until now.
     shape = f.groups, f.positions, f.outputs, f.inputs - int(f.bias)
     whole = f.a.new_zeros(shape) if weight is None else as_matrix(weight, f.groups, f.positions)
     if f.bias:

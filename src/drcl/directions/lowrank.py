@@ -1,10 +1,10 @@
-"""The proximal map of a product of two thin factors: an adapter of low rank (LoRA), held by what it adds to a weight.
+"""The proximal map of a product of two thin factors: a low-rank adapter (LoRA), held by what it adds to a weight.
 
-An adapter adds s B A to a frozen weight W, and only this product means anything: B A = (B T)(T^-1 A) for every T, and
-where B is zero, as it is at first, no weight of A matters though the product does. So the importance is that of W,
-along the directions of its layer, and what is held is the drift D = s B A - s B0 A0 from the product that a task ended
-with. The map is taken in the two factors, where the optimizer makes its steps: with the metrics M and N of these steps
-(one over the step size, at each weight), from a proposal (Bx, Ax),
+An adapter adds s B A to a frozen weight W, and only this product matters: B A = (B T)(T^-1 A) for every T, and while B
+is zero, as it is at first, no weight of A has any importance although the product does. So the importance is that of W,
+along the directions of its layer, and DRCL holds the drift D = s B A - s B0 A0 from the product at the end of a task.
+The map works on the two factors, because the optimizer steps in them. With the metrics M and N of these steps (one over
+the step size, for each weight) and a proposal (Bx, Ax),
 
     minimise  |B - Bx|_M^2 / 2  +  |A - Ax|_N^2 / 2  +  strength * penalty(D)
 
@@ -12,18 +12,18 @@ For one factor alone this is least squares. In the eigenbasis every row of B is 
 
     (diag(M_j) + s^2 A diag(F_j) A^T) b_j  =  diag(M_j) bx_j + s A (F_j * c_j),      c = s B0 A0
 
-with F_j the importance of the directions in row j, times the strength; those of A alike. So it is where a factor has
-one step size. A metric that differs from weight to weight, as that of Adam, is no diagonal in the eigenbasis: there
-these systems, with the diagonal that it has, precondition a few steps of conjugate gradients. The two factors are
-solved for in turn, beginning with those that the proposal started from. Factors that this leaves where they are satisfy
-both systems, however few steps were made: there B - Bx is the step size times the gradient, and loss and penalty
-balance. An absolute value in the penalty is met by |d| <= d^2 / 2|e| + |e| / 2, an equality at e = d, with e the drift
-before.
+with F_j the importance of the directions in row j, times the strength; the rows of A are similar. This holds if a
+factor has a single step size. A metric that differs from weight to weight, such as Adam's, is not diagonal in the
+eigenbasis; then these systems, with its diagonal, precondition a few steps of conjugate gradients. The two factors are
+solved in turn, beginning with the ones that the proposal started from. If the factors no longer change, they satisfy
+both systems, however few steps were made: then B - Bx is the step size times the gradient, and loss and penalty
+balance. An absolute value in the penalty is replaced by its bound |d| <= d^2 / 2|e| + |e| / 2, which is an equality at
+e = d, with e the drift before.
 
-What a basis leaves out has one importance for each row that is kept, one for each column and one for the rest, so that
-only inner products of the factors enter, less those along the directions that are kept.
+Directions that a basis leaves out have one importance for each kept row, one for each kept column and one for the rest.
+So only inner products of the factors are needed, minus those along the kept directions.
 
-Nothing of the size of W is made here, but for an importance that is.
+No tensor here is as large as W, unless its importance is.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from torch import Tensor
 from drcl.directions.basis import Eigenbasis
 from drcl.prox import Penalty
 
-ROUNDS = 3  # more change what a step does a little, and where it ends not at all
-REWEIGHTED = 10  # rounds where there are absolute values
-CONJUGATE = 6  # steps, where a factor's step sizes differ from weight to weight
+ROUNDS = 3  # more rounds change single steps a little, and the end of training not at all
+REWEIGHTED = 10  # rounds if the penalty has absolute values
+CONJUGATE = 6  # steps if a factor's step sizes differ from weight to weight
 _CHUNK = 2**24  # numbers in memory at once
 
 Map = Callable[[Tensor], Tensor]
 
 
 def wide(t: Tensor) -> torch.dtype:
-    """The type to solve in: the systems are small, and their entries of very different sizes."""
+    """The type to solve in: the systems are small, but their entries differ greatly in size."""
     return torch.float32 if t.device.type == "mps" else torch.float64
 
 
 class Side:
-    """One factor, [n, r], and the directions on its side of the product; None where these are the weights."""
+    """One factor, [n, r], and the directions on its side of the product; None if that side is not rotated."""
 
     def __init__(self, directions: Tensor | None, start: Tensor, proposed: Tensor, anchor: Tensor) -> None:
         self.now, self.proposed, self.anchor = (t.detach().to(wide(t)) for t in (start, proposed, anchor))
         self.u = None if directions is None else directions[0].to(self.now)
-        self.metric: Tensor | None = None  # one over the step size at each weight; None where the factor stays
-        self.uniform = True  # it is the same for all rows
+        self.metric: Tensor | None = None  # one over the step size of each weight; None if the factor does not move
+        self.uniform = True  # whether the metric is the same for all rows
 
     def steps(self, metric: Tensor, uniform: bool = False) -> None:
         """The step sizes' metric, [n, r]."""
@@ -79,7 +79,7 @@ class Product:
     def sizes(self, proposed: bool = False) -> Tensor:
         """The length of each coordinate of D, in the shape of the eigenvalues."""
         sides = self.rows, self.columns
-        # D as one product: the factors beside those of the anchor, of which one is taken off.
+        # D as one product: the factors next to those of the anchor, with a minus sign for one of these.
         left, right = (torch.cat([s.proposed if proposed else s.now, s.anchor], 1) for s in sides)
         left[:, self.rows.now.shape[1] :].neg_()
         (a, b), factor = (s.along(t) for s, t in zip(sides, (left, right))), self.scale**2
@@ -94,7 +94,7 @@ class Product:
         return (factor * found.clamp(min=0)).sqrt()
 
     def penalty(self, penalty: Penalty) -> float:
-        """strength * penalty of the drift, as of a layer whose weights are the product."""
+        """strength * penalty of the drift, as for a layer whose weights are the product."""
         mix, sizes = penalty.mix, self.sizes()
         assert mix is not None
         weight = penalty.strength * (self.values + penalty.damping)
@@ -107,7 +107,7 @@ class Product:
         for k in range(rounds or (REWEIGHTED if mix else ROUNDS)):
             weights = penalty.strength * (self.values + penalty.damping)
             if mix:
-                # A coordinate that has come to nothing stays there, by a weight that arithmetic survives.
+                # A large but finite weight keeps a coordinate at zero once it is there.
                 sizes = self.sizes(proposed=k == 0)
                 least = (1e-6 * sizes.amax()).clamp(min=1e-12) if k == 0 else least
                 weights = weights * (mix * self._roots() / torch.maximum(sizes, least) + 1 - mix)
@@ -115,7 +115,7 @@ class Product:
             self._solve(self.columns, self.rows, weights.mT)
 
     def _solve(self, side: Side, other: Side, weights: Tensor) -> None:
-        """The least squares of one factor, the other being what it is."""
+        """Solve the least squares for one factor, with the other fixed."""
         if side.metric is None:
             return
         if side.u is None:
@@ -157,7 +157,7 @@ def _each(rows: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _inverse(systems: Tensor, metric: Tensor) -> Map:
-    """(diag(metric_j) + system_j)^-1 for each row j; in units of the metric no eigenvalue is below one."""
+    """(diag(metric_j) + system_j)^-1 for each row j; in units of the metric all eigenvalues are at least one."""
     root = metric.rsqrt()
     scaled = systems * root[:, :, None] * root[:, None]
     scaled.diagonal(dim1=-2, dim2=-1).add_(1.0)
@@ -166,7 +166,7 @@ def _inverse(systems: Tensor, metric: Tensor) -> Map:
 
 
 class _Rotated:
-    """The system of a factor whose side has directions, and its inverse as far as the metric is a diagonal there."""
+    """The system of a factor whose side has directions, and its inverse for the diagonal part of the metric."""
 
     def __init__(self, side: Side, systems: Tensor, target: Tensor) -> None:
         assert side.u is not None
@@ -182,7 +182,7 @@ class _Rotated:
             self._rest = _inverse(systems[kept:].expand(len(rest), -1, -1), rest.expand_as(eye))(eye)
 
     def times(self, rows: Tensor, matrices: Tensor) -> Tensor:
-        """Matrix by matrix along the directions, the last one for what they leave out."""
+        """Each direction times its own matrix, and the directions left out times the last one."""
         along, kept = self.u.mT @ rows, self.u.shape[1]
         found = self.u @ _each(along, matrices[:kept])
         return found if self._rest is None else found + (rows - self.u @ along) @ matrices[kept]
@@ -197,7 +197,7 @@ class _Rotated:
 
 
 def _conjugate(system: _Rotated, x: Tensor, target: Tensor, steps: int) -> Tensor:
-    """Preconditioned conjugate gradients from x; one step is the solution where the inverse is exact."""
+    """Preconditioned conjugate gradients from x; if the inverse is exact, one step gives the solution."""
     residual = target - system(x)
     z = system.inverse(residual)
     direction, size = z, (residual * z).sum()

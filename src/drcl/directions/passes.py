@@ -1,12 +1,12 @@
 """The passes over samples behind `drcl.Kronecker`: factors, eigenvalues along directions, and the diagonal of the rest.
 
-Eigenvalues are measured along directions, which the factors give, so they come second. For that samples need not come
-twice. Of a layer with few rows (positions of all samples together) inputs and derivatives are kept until its directions
-are known. Of one with many, one half of the samples makes the factors, from positions that are drawn, and the other
-half the eigenvalues, a few samples at a time added up with random signs. Everything that is drawn has a seed.
+Eigenvalues are measured along directions, which come from the factors, so they come second. Even so, one pass over the
+samples is enough. For a layer with few rows (positions of all samples together), inputs and derivatives are kept until
+its directions are known. For a layer with many rows, one half of the samples gives the factors, from randomly drawn
+positions, and the other half the eigenvalues, from sums of a few samples with random signs. All draws have a seed.
 
-Processes that measure together (`drcl.ranks`) each read samples of their own, as many batches as they have. Sums are
-added over processes after a pass, never inside one.
+Processes that measure together (`drcl.ranks`) each read their own samples, in any number of batches. Sums are added
+over processes after a pass, never during it.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from drcl.per_sample.plan import accumulator
 
 __all__ = ["PassVisitor", "Passes"]
 
-# Half of the samples are enough for factors where they have so many rows for each entry of the longer side, and so many
-# in all. Twice as many for each entry of a side, and in all, are drawn where there are more.
+# Half of the samples are enough for the factors if they have this many rows for each entry of the longer side, and this
+# many in total. If there are more than twice as many, only twice as many are drawn.
 _ENOUGH, _LEAST = 4, 1024
 
-# Sums with random signs that squares are taken of: they tell an eigenvalue up to a factor of 1 +- sqrt(2 / groups).
+# Number of sums with random signs to square: they give an eigenvalue up to a factor of 1 +- sqrt(2 / groups).
 _GROUPS = 64
 
 
 class Passes(Trial):
-    """Reads the samples. With `twice` each of them comes twice and is read at every position, with nothing drawn."""
+    """Reads the samples. With `twice` each sample is read twice, at every position, and nothing is drawn."""
 
     def __init__(self, *arguments: Any, twice: bool = False, measured: bool = True) -> None:
-        """The arguments of `Trial`; eigenvalues that are `measured` need more than the factors do."""
+        """The arguments of `Trial`; `measured` says whether eigenvalues are measured, which needs more than factors."""
         super().__init__(*arguments)
         self.twice, self.measured = twice, measured
-        self.rest: dict[str, Tensor] | None = None  # of what has neither directions nor a rule
-        self.moments: dict[str, Tensor] = {}  # of what has a rule
+        self.rest: dict[str, Tensor] | None = None  # moments of parameters with neither directions nor a rule
+        self.moments: dict[str, Tensor] = {}  # moments of parameters with a rule
         self.seen = 0
         self.rng = np.random.default_rng([self.fisher.seed, 1])
 
     def factors(self) -> dict[str, Factors]:
-        """The first pass: the mean A and G of the layers whose directions are wanted before the second."""
+        """The first pass: the mean A and G of the layers whose directions the second pass needs."""
         divided, few = self._divided()
         self.first, self.second = self._halves() if divided else (self.data, self.data if self.twice else [])
         early = [name for name in self.layers if self.twice or not self.measured or name in divided]
@@ -87,7 +87,7 @@ class Passes(Trial):
             for name, basis in bases.items()
         }
         if self.twice:
-            self.rng = np.random.default_rng([self.fisher.seed, 1])  # the labels of the first pass
+            self.rng = np.random.default_rng([self.fisher.seed, 1])  # draw the labels of the first pass again
         self._read(self.second, (*self.sums.values(), *found.values()), {} if self.twice else self.moments)
         ranks.add_(e.total for e in found.values())
         return found
@@ -97,7 +97,7 @@ class Passes(Trial):
         return self._finished(list(self.sums))
 
     def late_eigenvalues(self, bases: Mapping[str, Eigenbasis]) -> dict[str, Eigenvalues]:
-        """And the squared gradients along their directions."""
+        """The squared gradients along the directions of these layers."""
         found = {name: Eigenvalues(self.layers[name], basis, self.samples) for name, basis in bases.items()}
         with ranks.together():
             for e in found.values():
@@ -107,7 +107,7 @@ class Passes(Trial):
         return found
 
     def trace(self) -> float:
-        """The importance of everything that `factors` has not given away yet, as far as it has been read."""
+        """The importance of everything that `factors` has not returned yet, as far as it has been read."""
         layers = 0.0
         for f in self.sums.values():
             a, g = f.traces()
@@ -116,12 +116,12 @@ class Passes(Trial):
         return layers + sum(float(t.double().sum()) for t in self.diagonal().values())
 
     def diagonal(self) -> dict[str, Tensor]:
-        """The mean squared gradients of everything that has no directions, as far as it has been read."""
+        """The mean squared gradients of everything without directions, as far as it has been read."""
         if self.rest is None:
             read = {*self.covered(), *self.moments}
             rest = {name: p for name, p in self.parameters.items() if name not in read}
-            # Not the estimator's own `estimate`: that of Kronecker would come back here.
-            # A parameter without a rule costs more than a training step: some of the samples have to do.
+            # Not the estimator's own `estimate`: Kronecker's would come back here.
+            # A parameter without a rule costs more than a training step, so only some of the samples are used.
             fewer = self.samples if self.twice else min(self.samples, max(_GROUPS, self.samples // 8))
             fisher = replace(self.fisher, samples=math.ceil(_count(self.data) * fewer / self.samples))
             self.rest = Fisher.estimate(fisher, self.model, self.data, rest, self.forward) if rest else {}
@@ -131,7 +131,7 @@ class Passes(Trial):
         return {**self.rest, **means}
 
     def _divided(self) -> tuple[set[str], dict[str, tuple[int, int]]]:
-        """The layers whose samples are divided, and how many positions of a sample make A and G where not all do."""
+        """The layers whose samples are divided, and how many positions per sample to draw for A and for G."""
         few = {}
         half = ranks.added(_count(self.data) // 2) if self.measured else self.samples
         for name, module in {} if self.twice else self.layers.items():
@@ -144,7 +144,7 @@ class Passes(Trial):
         return found if self.measured else set(), {name: few[name] for name in found}
 
     def _halves(self) -> tuple[list[Any], list[Any]]:
-        """Every second sample, and all others, in batches as long as those that came."""
+        """Every second sample, and all the others, in batches of the original length."""
         length = batch_length(self.data[0])
         parts = [[take(b, slice((i + k) % 2, None, 2)) for i, b in enumerate(self.data)] for k in (0, 1)]
         first, second = (list(regroup((b for b in part if batch_length(b)), length)) for part in parts)
@@ -162,7 +162,7 @@ class Passes(Trial):
         return found
 
     def _read(self, data: list[Any], readers: Iterable[Factors | Eigenvalues], moments: dict[str, Tensor]) -> None:
-        """One pass over some samples: every layer's reader is shown what goes in and what comes back."""
+        """One pass over some samples: every layer's reader gets the layer's inputs and derivatives."""
         by_layer = {reader.module: reader for reader in readers}
         if not by_layer:
             return
@@ -177,8 +177,8 @@ class Passes(Trial):
                         self.onepass.backward(output, cotangents, length, visitor)
                     except Unsupported as reason:
                         raise ValueError(
-                            f"Kronecker: {reason}; give it batches that the model treats alike, for instance a list of "
-                            "those that do"
+                            f"Kronecker: {reason}; give it only batches for which the model calls its layers in the "
+                            "same way"
                         ) from None
                 self.seen += length if moments else 0
 
@@ -188,9 +188,9 @@ def _count(data: list[Any]) -> int:
 
 
 class PassVisitor(Visitor):
-    """Shows one batch to the readers of its layers, keeps what is to be kept, and adds up moments of the rest.
+    """Passes one batch to the readers of its layers, keeps what is needed later, and adds up moments of the rest.
 
-    Inputs do not depend on the label: they count once a batch.
+    Inputs do not depend on the label, so they count once per batch.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class PassVisitor(Visitor):
             reader.add(x, d, inputs=module not in self._seen)
             self._seen.add(module)
             if module in self.stored:
-                # Of their own: what they are views of would stay with them.
+                # Copies, because a view would keep the whole tensor in memory.
                 self.stored[module].append((x.clone(), d.clone()))
         self.moments(module, x, d)
 

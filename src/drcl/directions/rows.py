@@ -1,8 +1,8 @@
-"""The coordinates of a layer of which every process has some rows (`drcl.sharding`), so some outputs and all inputs.
+"""The coordinates of a sharded layer: every process has some rows (`drcl.sharding`), so some outputs and all inputs.
 
 With D_p the rows of one process and U_p the same rows of U_G, U_G^T D U_A is the sum over processes of U_p^T D_p U_A.
-So the inputs are rotated where they are, the sum is the one thing that is sent, and every process rotates back its own
-rows, U_p prox(...) U_A^T. The work is divided by the number of processes; what is rotated is held by all.
+So every process rotates the inputs of its own rows, only the sum is sent, and every process rotates back its own rows,
+U_p prox(...) U_A^T. The processes share the work; all of them hold the rotated coordinates.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class Rows(NamedTuple):
 
 
 def rows_of(basis: Eigenbasis, parts: Sequence[Tensor | None]) -> Rows | None:
-    """Those of a weight and its bias; None where they are not sharded, or their layer has to be gathered.
+    """The rows of a weight and its bias; None if they are not sharded, or if their layer must be gathered.
 
-    That is: outputs in groups or not rotated, directions left out, columns instead of rows, or a process without rows.
+    It must be gathered if outputs are in groups or not rotated, if directions are left out, if columns are sharded
+    instead of rows, or if a process has no rows.
     """
     weight = parts[0]
     if weight is None or any(part is None or sharding.apart(part, weight) for part in parts):

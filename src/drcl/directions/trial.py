@@ -1,6 +1,6 @@
-"""Which layers have directions: those that a tap describes in full, as is tried on two samples.
+"""Finds the layers that have directions: those whose gradients a tap gives correctly, tested on two samples.
 
-`drcl.directions.passes` then shows the samples to them. The taps are those of `drcl.per_sample.hooks`.
+`drcl.directions.passes` then reads all samples. The taps are those of `drcl.per_sample.hooks`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["Trial"]
 
 
 class Trial:
-    """One estimate's samples, and the layers that have directions: `layers`, by the name of their weight, and `places`,
-    at how many positions of a sample each is used. `onepass` has a tap on them and on whatever else has a rule.
+    """The samples of one estimate, and the layers with directions: `layers`, by the name of their weight, and `places`,
+    the number of positions of a sample at which each is used. `onepass` taps them and all other layers with a rule.
 
-    `fisher` says what is differentiated. `groups` is the optimizer's group of each parameter: a bias of another group
-    is not part of its layer. With `channels` the kernel positions of convolutions are kept apart, and so they are where
-    patches would be longer than `largest`.
+    `fisher` says what to differentiate. `groups` is the optimizer's group of each parameter: a bias in another group is
+    not part of its layer. With `channels`, or if patches would be longer than `largest`, the kernel positions of
+    convolutions are kept separately.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Trial:
         self.channels, self.largest = channels, largest
         self.samples = sum(batch_length(b) for b in data)
         self.layers: dict[str, nn.Module] = {}
-        self.choices: dict[str, Choice] = {}  # of a bounded memory
+        self.choices: dict[str, Choice] = {}  # set if memory is limited
         ours = {id(p): name for name, p in parameters.items()}
         for module in (*model.modules(), *projections(model)):
             if has_directions(module):
@@ -74,14 +74,14 @@ class Trial:
         self._try()
 
     def agree(self) -> None:
-        """Over processes: on what has directions, or at least a tap, on all of them, and on the number of samples."""
+        """Make all processes agree on the layers with directions, on those with a tap, and on the number of samples."""
         self.samples = ranks.added(self.samples)
         names = ranks.common(self.onepass.names)
         self.onepass.forget([name for name in self.onepass.names if name not in names])
         self._keep(ranks.common(self.covered()))
 
     def fit(self, memory: int, rank: int | None, output_rank: int | None = None) -> dict[str, str]:
-        """Make the layers as coarse as this many bytes ask for; what became of each, in words."""
+        """Make the layers coarse enough for this many bytes; returns a description of each layer."""
         sizes = {name: Size.of(module) for name, module in self.layers.items()}
         finest = {}
         for name, size in sizes.items():
@@ -96,12 +96,12 @@ class Trial:
         return {name: "diagonal" if choice is None else choice.told() for name, choice in found.items()}
 
     def rotated(self, name: str) -> tuple[bool, bool]:
-        """Whether a layer's inputs and outputs are, as far as the memory goes."""
+        """Whether a layer's inputs and outputs are rotated, as far as memory allows."""
         choice = self.choices.get(name)
         return (True, True) if choice is None else (choice.inputs, choice.outputs)
 
     def _apart(self, name: str) -> bool:
-        """Whether a convolution's kernel positions are kept apart: asked for, or its patches are too long."""
+        """Whether a convolution's kernel positions are kept separately: on request, or if patches are too long."""
         weight = self.parameters[name]
         if weight[0, 0].numel() == 1:
             return False
@@ -119,7 +119,7 @@ class Trial:
         self.biased &= set(self.layers)
 
     def _try(self) -> None:
-        """Keep the layers whose gradients are what a tap on them says, tried on two samples."""
+        """Keep only the layers whose taps give the right gradients on two samples."""
         self.places: dict[str, int] = {}
         self.onepass = onepass = OnePass(self.model, self.parameters)
         if not self.layers:
@@ -134,7 +134,7 @@ class Trial:
 
         tapped = {name: self.parameters[name] for name in onepass.names}
         with warnings.catch_warnings():
-            # What has to be slow is said when it is done in earnest.
+            # Warnings about slow gradients come later, when all samples are read.
             warnings.simplefilter("ignore")
             truth, _ = per_sample_moments(self.model, [pair], tapped, self.forward, probe, 2)
         with shapes_of_outputs(onepass.rules) as shapes, onepass.pieces(), torch.no_grad():

@@ -1,4 +1,4 @@
-"""What matters to the task just learned: estimators of importance, and how tasks add up."""
+"""Estimators of what matters to the task just learned, and how importance adds up over tasks."""
 
 from drcl.importance.base import History, Importance, Measured
 from drcl.importance.fisher import MAS, Fisher, Labels

@@ -1,9 +1,9 @@
-"""Units of importance, and how tasks add up: all arithmetic between one task's importance and what is held.
+"""Units of importance, and how the importance of several tasks adds up.
 
-A task's importance is put into its unit, what earlier tasks left is decayed by `keep` and added, and the sum may be
-divided by its mean. Single weights, Kronecker factors and eigenvalues along directions each add up in their own way.
-`drcl.consolidation` calls this when a task ends; `drcl.directions.kronecker` does while it measures, because directions
-are those of the sum.
+A task's importance is converted to its unit, the importance of earlier tasks is decayed by `keep` and added, and the
+sum may be divided by its mean. Single weights, Kronecker factors and eigenvalues each add up in their own way.
+`drcl.consolidation` calls this when a task ends; `drcl.directions.kronecker` calls it while it measures, because
+directions are those of the sum over tasks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Accumulated(NamedTuple):
-    """What is held from now on, in units of its mean where that is the unit, and that mean."""
+    """The importance over all tasks, divided by its mean if normalise="global", and that mean."""
 
     importance: dict[str, Tensor]
     bases: dict[str, Eigenbasis]
@@ -54,18 +54,18 @@ def keep_of(memory: str | float) -> float:
 
 
 def task_sum(normalise: str, weights: int) -> float | None:
-    """What a task's importance sums up to over that many weights; None where tasks are added as they were measured."""
+    """The sum of a task's importance over that many weights; None if tasks are added as they were measured."""
     return {"task": float(weights), "share": 1e6}.get(normalise)
 
 
 def unit_of(history: History, total: float, weights: int) -> float:
-    """What a task's importance, of this sum over that many weights, is multiplied by to be in its unit."""
+    """The factor that puts a task's importance, with this sum over that many weights, into its unit."""
     wanted = task_sum(history.normalise, weights)
     return wanted / total if wanted is not None and 0 < total < float("inf") else 1.0
 
 
 def in_unit(history: History, measured: Measured) -> Measured:
-    """A task's importance in its unit; left as it is where there is none, such as a sum of zero or of nan."""
+    """A task's importance in its unit; unchanged if there is no unit, or if the sum is zero or not finite."""
     weights = sum(t.numel() for t in measured.importance.values())
     wanted = task_sum(history.normalise, weights)
     if wanted is None or measured.in_unit:
@@ -77,7 +77,7 @@ def in_unit(history: History, measured: Measured) -> Measured:
 
 
 def in_estimators_unit(history: History, held: Tensor) -> Tensor:
-    """What is held of earlier tasks, multiplied by the mean it was divided by."""
+    """The importance of earlier tasks, multiplied by the mean it was divided by."""
     return held * history.mean
 
 
@@ -86,13 +86,13 @@ def _mean_of(importance: Mapping[str, Tensor]) -> float:
     return sum(float(t.double().sum()) for t in importance.values()) / sum(t.numel() for t in importance.values())
 
 
-# -- single weights, and what is held in the end -----------------------------------------------------------------------
+# -- single weights, and the sum over tasks ----------------------------------------------------------------------------
 
 
 def accumulated(history: History, measured: Measured) -> Accumulated:
-    """Earlier importance and the new one in the unit that is held, and what that is in the estimator's.
+    """Earlier plus new importance in the optimizer's unit, and the size of that unit in the estimator's.
 
-    With ``normalise="global"`` the unit is their mean over all protected weights; else each task came in its own.
+    With ``normalise="global"`` the unit is the mean over all protected weights; otherwise each task has its own unit.
     """
     scale = history.keep * history.mean
     total: dict[str, Tensor] = {}
@@ -118,11 +118,11 @@ def accumulated(history: History, measured: Measured) -> Accumulated:
 
 
 def add_factors(history: History, a: Tensor, g: Tensor, old: Eigenbasis) -> float:
-    """Add a layer's earlier factors to the new A and G; how many tasks these are the sum of then.
+    """Add a layer's earlier factors to the new A and G; returns how many tasks the sum covers.
 
-    A sum of Kronecker products is not one itself, so one pair of factors for all tasks is approximate, which online
-    structured Laplace (Ritter et al. 2018) and natural continual learning (Kao et al. 2021) face too. Here A and G are
-    summed each for itself, and measured eigenvalues mend the importance along their directions.
+    A sum of Kronecker products is not a Kronecker product, so one pair of factors for all tasks is an approximation, as
+    in online structured Laplace (Ritter et al. 2018) and natural continual learning (Kao et al. 2021). Here A and G are
+    summed separately, and measured eigenvalues correct the importance along their directions.
     """
     a.add_(old.input_factor, alpha=history.keep)
     g.add_(old.output_factor, alpha=history.keep)
@@ -130,7 +130,7 @@ def add_factors(history: History, a: Tensor, g: Tensor, old: Eigenbasis) -> floa
 
 
 def add_diagonal_to_factors(history: History, a: Tensor, g: Tensor, earlier: Tensor) -> float:
-    """The same where single weights were held: factors whose product has the row sums and column sums of theirs.
+    """The same if single weights were held: adds factors whose product has the row and column sums of `earlier`.
 
     `earlier` is [groups, positions, outputs, inputs], in the estimator's unit.
     """
@@ -145,15 +145,15 @@ def add_diagonal_to_factors(history: History, a: Tensor, g: Tensor, earlier: Ten
 
 
 def _diagonal(factor: Tensor) -> Tensor:
-    """Of a side that is not rotated the diagonal is all there is."""
+    """The diagonal; a side that is not rotated stores nothing else."""
     return factor if factor.ndim == 2 else factor.diagonal(dim1=-2, dim2=-1)
 
 
 def add_eigenvalues(history: History, values: Tensor, held: Tensor) -> None:
-    """Add what earlier tasks needed along each direction, in the unit that is held."""
+    """Add the importance of earlier tasks along each direction, in the optimizer's unit."""
     values.add_(held, alpha=history.keep * history.mean)
 
 
 def add_diagonal(history: History, values: Tensor, earlier: Tensor) -> None:
-    """The same where single weights were held, in the estimator's unit."""
+    """The same if single weights were held, in the estimator's unit."""
     values.add_(earlier, alpha=history.keep)

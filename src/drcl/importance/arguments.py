@@ -1,6 +1,6 @@
-"""What a caller hands to an estimator, made ready and checked: the model, its parameters, and how to call it.
+"""Prepares and checks the arguments of an estimator: the model, its parameters, and how to call it.
 
-`drcl.Fisher`, `drcl.MAS` and `drcl.Kronecker` begin here; the refusals they share are here too.
+`drcl.Fisher`, `drcl.MAS` and `drcl.Kronecker` begin here and share these error messages.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 def ready(
     model: nn.Module, parameters: dict[str, nn.Parameter], forward: Forward | None, seed: int
 ) -> Iterator[tuple[nn.Module, Forward]]:
-    """The model in eval mode and without wrappers, and how to call it; it is left as it was found."""
+    """The model in eval mode and without wrappers, and how to call it; afterwards the model is as it was."""
     check_model(model, "estimate(model, batches, parameters)")
     if forward is not None and not callable(forward):
         raise TypeError(f"forward={forward!r} must be a function: forward(model, batch) returns (output, target)")
@@ -36,7 +36,7 @@ def ready(
 
 
 def checked(forward: Forward) -> Forward:
-    """The caller's own way to call the model; what it returns is looked at before it is used."""
+    """The caller's own `forward`, with a check of what it returns."""
 
     def hook(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         pair = forward(model, batch)
@@ -71,21 +71,21 @@ def check_parameters(model: nn.Module, parameters: dict[str, nn.Parameter]) -> N
             raise ValueError(f"parameter {name!r} does not belong to the model; pass the model it was taken from")
         if is_sharded(p):
             raise TypeError(
-                f"parameter {name!r} is sharded over processes, and no process sees a gradient of it as a whole; call "
+                f"parameter {name!r} is sharded over processes, so no process sees its whole gradient; call "
                 "DRCL.consolidate(model, batches, importance=...), which gathers the model first"
             )
 
 
 def no_samples() -> ValueError:
-    """What to say of data that hold nothing."""
+    """The error for empty data."""
     return ValueError(
         "batches holds no samples: the loader is empty, or it is a generator already used up; "
-        "pass a loader or a list, or make the generator anew"
+        "pass a loader or a list, or make a new generator"
     )
 
 
 def not_finite(name: str) -> FloatingPointError:
-    """What to say of a parameter whose gradients overflow."""
+    """The error for a parameter whose gradients overflow."""
     return FloatingPointError(
         f"the gradient of parameter {name!r} is not finite on some samples (nan, inf or too "
         "large to square); look for diverged training or bad values in the data first"

@@ -1,7 +1,7 @@
-"""What `DRCL.consolidate` and an importance estimator say to each other when a task ends.
+"""The interface between `DRCL.consolidate` and an importance estimator.
 
-The optimizer says what earlier tasks left (`History`), the estimator what the new one brings (`Measured`). How both are
-put together is in `drcl.importance.accumulation`.
+The optimizer passes the importance of earlier tasks (`History`), the estimator returns that of the new one
+(`Measured`). `drcl.importance.accumulation` adds them up.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["History", "Importance", "Measured", "check_history", "importance_dty
 
 @dataclass(frozen=True)
 class History:
-    """What earlier tasks left, in units of their mean, and how a new task is added to it."""
+    """The importance of earlier tasks, in units of its mean, and how to add a new task to it."""
 
     bases: Mapping[str, Eigenbasis] = field(default_factory=dict)
     importance: Mapping[str, torch.Tensor] = field(default_factory=dict)
     mean: float = 0.0
     keep: float = 0.0  # how much of it stays
     normalise: str = "global"  # the unit of a new task, see `accumulation.task_sum`
-    groups: Mapping[str, int] = field(default_factory=dict)  # a bias of another group is not part of its layer
+    groups: Mapping[str, int] = field(default_factory=dict)  # a bias in another group is not part of its layer
 
 
 def importance_dtype(p: torch.Tensor) -> torch.dtype:
@@ -40,28 +40,28 @@ def importance_dtype(p: torch.Tensor) -> torch.dtype:
 
 
 def check_history(history: Any) -> None:
-    """Raise unless it is one, or None."""
+    """Raise unless it is a History or None."""
     if history is not None and not isinstance(history, History):
         raise TypeError(f"history must be a History of earlier tasks or None, not {type(history).__name__}")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How much a task needs each weight, and the directions of layers along which it does."""
+    """How much each weight matters to a task, and the directions of layers with a basis."""
 
-    importance: dict[str, torch.Tensor]  # by name; where a basis is, its diagonal
+    importance: dict[str, torch.Tensor]  # by name; for layers with a basis, its diagonal
     bases: dict[str, Eigenbasis] = field(default_factory=dict)  # by the name of the layer's weight
     in_unit: bool = False  # it is already in the unit that `History.normalise` asks for
-    with_earlier: frozenset[str] = frozenset()  # names whose importance is already that of earlier tasks too
-    notes: dict[str, Any] = field(default_factory=dict, compare=False)  # what it found out, beside `describe`
+    with_earlier: frozenset[str] = frozenset()  # names whose importance already includes earlier tasks
+    notes: dict[str, Any] = field(default_factory=dict, compare=False)  # findings to store with `describe()`
 
 
 class Importance(ABC):
-    """Derive from it to bring an estimator of your own: `estimate` and `describe` are enough."""
+    """The base class for estimators of your own: implement `estimate` and `describe`."""
 
     needs_data: ClassVar[bool] = True
-    finds_directions: ClassVar[bool] = False  # `measure` gives bases, so a prox has to go along directions
-    adds_over_ranks: ClassVar[bool] = False  # with `drcl.ranks`; otherwise processes of a sharded model take the mean
+    finds_directions: ClassVar[bool] = False  # `measure` returns bases, so the prox must work along directions
+    adds_over_ranks: ClassVar[bool] = False  # it uses `drcl.ranks`; otherwise sharded processes take the mean
 
     @abstractmethod
     def estimate(
@@ -86,20 +86,20 @@ class Importance(ABC):
         forward: Forward | None = None,
         history: History | None = None,
     ) -> Measured:
-        """What `DRCL.consolidate` asks for: the estimate, with whatever else the estimator knows.
+        """What `DRCL.consolidate` calls: the estimate, with whatever else the estimator knows.
 
-        An estimator that needs to know what earlier tasks left, or that finds directions, has a `measure` of its own.
+        Override it in an estimator that needs the importance of earlier tasks, or that finds directions.
         """
         check_history(history)
         return Measured(self.estimate(model, batches, parameters, forward))
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """How the estimate is made, as plain values, to be stored beside it."""
+        """How the estimate is made, as plain values, to be stored with it."""
 
 
 def measure_of(estimator: Any) -> Callable[..., Measured]:
-    """The estimator's `measure`; one that is not derived from `Importance` may have `estimate` alone."""
+    """The estimator's `measure`; one that does not derive from `Importance` may have only `estimate`."""
     if hasattr(estimator, "measure"):
         return estimator.measure
     return lambda *arguments: Importance.measure(estimator, *arguments)

@@ -1,8 +1,8 @@
-"""How a batch becomes a call of the model, where the caller does not say: `(inputs, labels)`, or a dict by names.
+"""How to call the model on a batch if the caller does not say: `(inputs, labels)`, or a dict by names.
 
-A dict is what loaders of transformers give: its entries go to the model by name, all but the labels. The names are all
-that is known of that library here. Labels of a model that predicts the next token are moved by one position, as its own
-loss does, and positions outside the attention mask do not count.
+Loaders of transformers give dicts; all entries but the labels go to the model by name. This module knows only the names
+that library uses. For a model that predicts the next token, labels move by one position, as in the model's own loss,
+and positions outside the attention mask do not count.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _REMEDY = "pass forward=lambda model, batch: (output, target) to read batches of
 def default_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     """The output and its target; inputs go to the model's device.
 
-    A batch is `(inputs, labels)` or inputs alone, or a dict whose entries are arguments of the model. More tensors than
-    inputs and labels are refused: nobody but the caller knows which of them is what.
+    A batch is `(inputs, labels)`, inputs alone, or a dict whose entries are arguments of the model. A batch with more
+    tensors is refused, because only the caller knows what they are.
     """
     device = next(model.parameters()).device
     if isinstance(batch, Mapping):
@@ -39,21 +39,21 @@ def default_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     if any(tensors(part) for part in batch[2:]):
         parts = ", ".join(str(list(part.shape)) if isinstance(part, Tensor) else "..." for part in batch)
         raise TypeError(
-            f"a batch holds {len(batch)} parts ({parts}), and only (inputs, labels) speaks for itself; say which is "
+            f"a batch holds {len(batch)} parts ({parts}), but drcl understands only (inputs, labels); say which is "
             "which, for instance forward=lambda model, batch: (model(batch[0], batch[1]), batch[2])"
         )
     inputs = map_tensors(lambda t: t.to(device), batch[0])
     target = batch[1] if len(batch) > 1 else None
     if _predicts_next(model) and _unmoved(inputs, target):
         raise ValueError(
-            f"{type(model).__name__} predicts the next token, and the labels are its inputs themselves; give batches "
-            "as dicts, {'input_ids': ..., 'labels': ...}, whose labels are moved by one position"
+            f"{type(model).__name__} predicts the next token, but the labels are its inputs themselves; give batches "
+            "as dicts, {'input_ids': ..., 'labels': ...}: drcl moves their labels by one position"
         )
     return plain_output(model(inputs)), target
 
 
 def plain_output(output: Any) -> Any:
-    """Logits of an object that is no container of tensors itself; anything else as it is."""
+    """The logits of an output object that is not itself a container of tensors; anything else unchanged."""
     if isinstance(output, Tensor | Mapping | tuple | list):
         return output
     logits = getattr(output, "logits", None)
@@ -75,7 +75,7 @@ def _by_name(model: nn.Module, batch: Mapping[str, Any], device: torch.device) -
     if labelled is not None and _needs_labels(model, takes, labelled):
         inputs[labelled] = batch[labelled]
     if "use_cache" in takes:
-        inputs.setdefault("use_cache", False)  # keys and values for tokens to come, which nobody asks for
+        inputs.setdefault("use_cache", False)  # no more tokens follow, so a cache would only waste memory
     output = plain_output(model(**map_tensors(lambda t: t.to(device), inputs)))
     if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
         output = output["logits"]
@@ -83,13 +83,13 @@ def _by_name(model: nn.Module, batch: Mapping[str, Any], device: torch.device) -
 
 
 def _needs_labels(model: nn.Module, takes: Mapping[str, inspect.Parameter], name: str) -> bool:
-    """Whether the model cannot be called without: an argument it insists on, or a decoder that is fed with them."""
+    """Whether the model needs its labels: as a required argument, or as input of a decoder."""
     insists = name in takes and takes[name].default is inspect.Parameter.empty
     return insists or bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def _target(model: nn.Module, batch: Mapping[str, Any], labels: Any, output: Any) -> Any:
-    """The labels, moved where the model predicts the next token, and the positions inside the attention mask."""
+    """The labels, moved by one if the model predicts the next token, and the positions inside the attention mask."""
     if not isinstance(output, Tensor) or output.ndim != 3:
         return labels
     positions = output.shape[:2]
@@ -107,12 +107,12 @@ def _target(model: nn.Module, batch: Mapping[str, Any], labels: Any, output: Any
 
 
 def _next(values: Tensor, last: Any) -> Tensor:
-    """What stands one position later; `last` after the end."""
+    """The values moved by one position, with `last` at the end."""
     return torch.cat([values[:, 1:], torch.full_like(values[:, :1], last)], 1)
 
 
 def _predicts_next(model: nn.Module) -> bool:
-    """Whether this is a language model of transformers whose logits at a token are about the next one."""
+    """Whether this is a language model of transformers whose logits at a token predict the next one."""
     inner = getattr(model, "get_base_model", None)  # of adapters
     models = [model, inner()] if callable(inner) else [model]
     names = [type(m).__name__ for m in models]
@@ -121,7 +121,7 @@ def _predicts_next(model: nn.Module) -> bool:
 
 
 def _unmoved(inputs: Any, labels: Any) -> bool:
-    """Whether labels are the inputs themselves, wherever they count."""
+    """Whether the labels equal the inputs wherever they count."""
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor) or inputs.shape != labels.shape:
         return False
     labels = labels.to(inputs.device)

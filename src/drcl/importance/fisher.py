@@ -1,8 +1,8 @@
 """How much each weight matters to the task just learned: Fisher and MAS, from samples of its data.
 
-`DRCL.consolidate` asks one of these for one tensor per protected parameter. Each is a mean over samples of a
-function of the *per-sample* gradient: the squared gradient of a batch would shrink with the batch's size.
-The path integral of synaptic intelligence, gathered while training, is in `drcl.importance.path_integral`.
+Each gives `DRCL.consolidate` one tensor per protected parameter: the mean over samples of a function of the
+*per-sample* gradient. (The squared gradient of a whole batch would shrink with the batch's size.)
+`drcl.importance.path_integral` has the path integral of synaptic intelligence, which is gathered during training.
 """
 
 from abc import abstractmethod
@@ -36,7 +36,7 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 
 class _FromSamples(Importance):
-    """The part Fisher and MAS share: draw, differentiate each sample, take the mean, check it."""
+    """What Fisher and MAS share: draw samples, differentiate each of them, take the mean, check it."""
 
     samples: int
     seed: int
@@ -66,7 +66,7 @@ class _FromSamples(Importance):
         parameters: dict[str, nn.Parameter],
         forward: Forward | None = None,
     ) -> dict[str, torch.Tensor]:
-        # Labels must not depend on how the samples fall into batches, so they have a stream of their own.
+        # Labels have a random stream of their own, so that they do not depend on the batches of the samples.
         seed = ranks.seed(self.seed)
         rng = np.random.default_rng([seed, 1])
         with ready(model, parameters, forward, seed) as (inside, call):
@@ -98,36 +98,36 @@ class Fisher(_FromSamples):
     The importance of elastic weight consolidation (Kirkpatrick et al. 2017).
 
     labels="sampled"    y is drawn from the model's own likelihood: an unbiased estimate of the true Fisher.
-    labels="exact"      the expectation over y in place of a draw: no noise; of a softmax classes - 1 backward passes
-                        for every position of a sample.
-    labels="signs"      the terms of "exact" added up with random signs: unbiased too, one backward pass, and it
-                        does not vanish where the model is sure of itself. Exact with two classes.
-    labels="empirical"  y is the label in the data; the form most published code uses.
-    labels="outputs"    no labels: how far the output itself moves, as a mean over its numbers (of a softmax relative to
-                        their mean) and positions. It does not fade as the model grows sure; what
-                        ``DRCL(strength="auto")`` is measured in.
+    labels="exact"      the expectation over y instead of a draw: no noise, but for a softmax it takes classes - 1
+                        backward passes per position of a sample.
+    labels="signs"      the terms of "exact" added up with random signs: unbiased too, with one backward pass, and it
+                        does not vanish where the model is certain. Exact with two classes.
+    labels="empirical"  y is the label in the data, as in most published code.
+    labels="outputs"    no labels: how far the output itself moves, as a mean over its numbers (for a softmax, relative
+                        to their mean) and positions. It does not fade as the model becomes certain, and
+                        ``DRCL(strength="auto")`` needs it.
 
-    Left out, labels are "sampled", or "outputs" for an optimizer whose strength is "auto".
+    The default is "sampled", or "outputs" for an optimizer with strength "auto".
 
-    `samples` are drawn uniformly without replacement; all data, each sample once, when there is no more.
+    `samples` are drawn uniformly without replacement; a smaller data set is used completely, each sample once.
 
-    `likelihood` ties the output to y: "softmax" over classes, "bernoulli" (independent yes-or-no labels, a logit each)
-    or "gaussian" (numbers, observed with variance one). Left out, it is taken from a `loss` of torch (cross entropy,
-    binary cross entropy with logits, squared error), from `config.problem_type` of a transformers model, or it is
-    "softmax"; targets that are no labels are then refused. The anchor's provenance says which it was.
+    `likelihood` connects the output to y: "softmax" over classes, "bernoulli" (independent yes-or-no labels, one logit
+    each) or "gaussian" (numbers, observed with variance one). By default it follows from a torch `loss` (cross entropy,
+    binary cross entropy with logits, squared error) or from `config.problem_type` of a transformers model; otherwise it
+    is "softmax", and targets that are not labels are refused. The anchor's provenance records it.
 
     Logits of a softmax are `[samples, classes]`, `[samples, tokens, classes]` or `[samples, classes, height, width]`
-    (`drcl.importance.outputs`). Numbers may have any shape behind the samples. Of several outputs each needs labels of
-    its own, by the same names or in the same order; where one is called `logits` it stands for all. One sample is one
-    row of the first dimension: a sequence has one gradient, of the sum over its tokens. Positions labelled -100, and
-    those outside the `attention_mask` of a batch that is a dict, do not count.
+    (`drcl.importance.outputs`). Numbers may have any shape after the samples. If there are several outputs, each needs
+    its own labels, under the same name or in the same order; if one is called `logits`, only that one is used. One
+    sample is one row of the first dimension: a sequence has one gradient, that of the sum over its tokens. Positions
+    labelled -100 do not count, nor do those outside the `attention_mask` of a batch that is a dict.
 
-    Any other loss: pass labels="empirical" and `loss(output, target)`, which returns either the vector of the samples'
-    losses or a scalar, their mean. A scalar is evaluated for each sample alone, so that a mean over valid tokens, or a
-    weighted one, is each sample's own. The loss reaches the parameters through the output only.
+    For any other loss pass labels="empirical" and `loss(output, target)`, which returns either a vector with the loss
+    of each sample or a scalar, their mean. A scalar is evaluated for each sample alone, so that a mean over valid
+    tokens, or a weighted mean, is taken per sample. The loss may depend on the parameters only through the output.
 
-    A model whose output for one sample depends on the others of its batch has no per-sample gradient in a
-    batch; such a model is noticed and evaluated one sample at a time.
+    If a model's output for one sample depends on the others in its batch, a batch has no per-sample gradients. Such a
+    model is detected and evaluated one sample at a time.
     """
 
     samples: int = 1000
@@ -154,8 +154,8 @@ class Fisher(_FromSamples):
         if self.loss is not None and self._labels() != "empirical" and self._likelihood() is None:
             raise ValueError(
                 f"{name}(labels={self._labels()!r}, loss=...): these labels come from a softmax over classes or "
-                "another likelihood, which a loss of your own does not tell; give likelihood= instead of it, or use "
-                "labels='empirical' with it"
+                "another likelihood, which does not follow from a loss of your own; give likelihood= instead of the "
+                "loss, or use labels='empirical' with it"
             )
 
     def cotangents(self, output: Any, target: Any, length: int, rng: np.random.Generator) -> Cotangents:
@@ -174,19 +174,19 @@ class Fisher(_FromSamples):
         return sampled_cotangents(output, length, rng, target, **about)
 
     def _labels(self) -> Labels:
-        """As given, or the usual ones of this estimator."""
+        """As given, or the default of this estimator."""
         return self.usual_labels if self.labels is None else self.labels
 
     def _likelihood(self) -> Likelihood | None:
-        """As given, or as the loss tells; None where nothing tells, which is a softmax."""
+        """As given, or the likelihood of the loss; None if neither says, which means a softmax."""
         return of_loss(self.loss) if self.likelihood is None and self.loss is not None else self.likelihood
 
     def _name(self) -> str:
-        """What remedies call it; a class derived from it is of no use to the reader."""
+        """The name for messages; that of a private subclass would not help the reader."""
         return "Kronecker" if self.finds_directions else "Fisher"
 
     def for_model(self, model: nn.Module) -> Self:
-        """With the likelihood that the model tells, where neither the caller nor the loss does."""
+        """With the likelihood from the model's config, if neither the caller nor the loss says."""
         guessed = of_model(bare(model)) if self._likelihood() is None and isinstance(model, nn.Module) else None
         return self if guessed is None else replace(self, likelihood=guessed)
 
@@ -207,7 +207,7 @@ class Fisher(_FromSamples):
         forward: Forward | None = None,
         history: History | None = None,
     ) -> Measured:
-        """The estimate, and the likelihood that it is of."""
+        """The estimate, and the likelihood it used."""
         measured = super().measure(model, batches, parameters, forward, history)
         return replace(measured, notes={"likelihood": self.for_model(model).describe()["likelihood"]})
 

@@ -1,7 +1,7 @@
-"""What a sample's gradient is the gradient of: derivatives of per-sample losses with respect to the output.
+"""Derivatives of per-sample losses with respect to the output; a backward pass turns them into per-sample gradients.
 
-One cotangent gives one backward pass. Drawn labels, random signs and true labels take one; the exact expectation over
-the labels takes as many as the covariance of their derivative has columns at all positions of a sample.
+Each cotangent takes one backward pass. Drawn labels, random signs and true labels need one. The exact expectation over
+the labels needs one for every column of the covariance of their derivative, at every position of a sample.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Question:
-    """An output and its target, with the likelihood that ties them; None is a softmax that nobody asked for by name."""
+    """An output, its target and the likelihood that connects them; None means softmax by default."""
 
     def __init__(
         self, output: Any, target: Any, length: int, likelihood: str | None = None, estimator: str = "Fisher"
@@ -39,10 +39,9 @@ class Question:
         self.parts = scored(output, target, length, likelihood, estimator)
 
     def answered(self, function: Callable[[Scored, Tensor, slice], Tensor]) -> Cotangents:
-        """One cotangent: `function` of each tensor's rows, zero for tensors that have no labels.
+        """One cotangent: `function` of each tensor's rows, zero for tensors without labels.
 
-        Several tensors are asked sample by sample, so that random numbers do not depend on how samples fall into
-        batches.
+        Several tensors are processed sample by sample, so that random numbers do not depend on the batches.
         """
         rows = [part.rows() for part in self.parts]
         if len(self.parts) == 1:
@@ -80,8 +79,8 @@ def signed_cotangents(
 ) -> Cotangents:
     """v with E[v v^T] the covariance of the derivative at a drawn label.
 
-    A drawn label is nearly always the sure one of a confident model and then carries almost no gradient; v has the
-    same expectation and, in every draw, the size of what it estimates. With two classes it is exact.
+    A label drawn from a confident model is nearly always the most likely one and has almost no gradient. v has the same
+    expectation, but in every draw it has the size of what it estimates. With two classes it is exact.
     """
     asked = Question(output, target, length, likelihood, estimator)
     return asked.answered(lambda part, rows, _: asked.family.signed(rows, rng))
@@ -95,11 +94,12 @@ def output_cotangents(
     likelihood: str | None = None,
     estimator: str = "Fisher",
 ) -> Cotangents:
-    """v of length one that asks how far the output itself moves, whatever that says about labels.
+    """v of length one that measures how far the output itself moves, independent of labels.
 
-    Random signs on every number of the output, so that E[v v^T] is the identity over their count and that of the
-    sample's positions. Of a softmax the numbers are coordinates of the logits about their mean, one fewer than these:
-    what is added to all logits alike changes nothing. A reflection that takes the first axis to their mean gives them.
+    Every number of the output gets a random sign, so that E[v v^T] is the identity, divided by the count of numbers and
+    by the sample's positions. For a softmax the numbers are coordinates of the logits about their mean, one fewer than
+    there are logits, because adding a constant to all logits changes nothing. A reflection that maps the first axis to
+    the mean gives these coordinates.
     """
     asked = Question(output, target, length, likelihood, estimator)
 
@@ -128,7 +128,7 @@ def observed_cotangents(
 
 
 def _checked_labels(part: Scored, family: Family, estimator: str) -> Tensor:
-    """One a row, sound where the row counts and harmless where it does not."""
+    """One label per row, valid where the row counts and harmless where it does not."""
     labels, rows = part.labels, part.rows()
     if labels is None:
         raise ValueError("labels='empirical' needs labels, but the batch has none; use labels='sampled'")
@@ -169,7 +169,7 @@ def exact_cotangents(
 
 
 class _Columns(Sequence[list[Tensor]]):
-    """One cotangent a column, a position and a tensor; made when it is asked for, since all of them are many."""
+    """One cotangent per column, position and tensor; made on demand, because all of them would fill the memory."""
 
     def __init__(self, asked: Question) -> None:
         self.asked = asked
@@ -216,7 +216,7 @@ def loss_cotangents(loss: Callable[[Any, Any], Any], output: Any, target: Any, l
         if leaf.ndim == 0 or leaf.shape[0] != length:
             raise ValueError(
                 f"the model returned a tensor of shape {list(leaf.shape)} for {length} samples; "
-                "the samples have to lie along the first dimension of its output"
+                "the samples must lie along the first dimension of its output"
             )
     if isinstance(target, torch.Tensor):
         target = target.to(leaves[0].device)
@@ -230,7 +230,7 @@ def loss_cotangents(loss: Callable[[Any, Any], Any], output: Any, target: Any, l
         )
     if value.ndim > 0:
         return [_derivative(value.sum(), tensors(free))]
-    # A scalar may weigh samples unevenly (ignored tokens, class weights): ask for each sample's own.
+    # A scalar may weigh samples unevenly (ignored tokens, class weights), so evaluate each sample alone.
     singles = []
     for i in range(length):
         row = slice(i, i + 1)

@@ -1,10 +1,10 @@
-"""What an output says about its labels: three likelihoods, and derivatives of their logarithms with respect to it.
+"""Three likelihoods of labels given an output, and the derivatives of their logarithms with respect to the output.
 
 Outputs come as rows `[rows, numbers]`, one row per label: the logits of a softmax over classes, logits of independent
-yes-or-no labels (Bernoulli), or means of numbers with variance one (Gaussian). Each likelihood knows its derivative at
-a drawn label, at the data's, and factors of the covariance C of the derivative over labels, which is what importance
-is made of: columns with sum_k s_k s_k^T = C, and random vectors with E[v v^T] = C.
-`drcl.importance.outputs` makes rows of outputs, `drcl.importance.labels` one backward pass of each derivative.
+yes-or-no labels (Bernoulli), or means of numbers with variance one (Gaussian). Each likelihood has its derivative at a
+drawn label and at the data's label. It also has factors of the covariance C of the derivative over labels, from which
+importance is computed: columns with sum_k s_k s_k^T = C, and random vectors with E[v v^T] = C.
+`drcl.importance.outputs` turns outputs into rows, `drcl.importance.labels` each derivative into a backward pass.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor, nn
 __all__ = ["LIKELIHOODS", "Family", "Likelihood", "of_loss", "of_model"]
 
 Likelihood = Literal["softmax", "bernoulli", "gaussian"]
-# Numbers worked on at once, in double: a vocabulary of 100,000 tokens must not need several arrays of its size.
+# Numbers to process at once, in double, so that a vocabulary of 100,000 tokens does not need several large arrays.
 CHUNK = 2**20
 
 
 class Family(ABC):
-    """One likelihood; rows are never changed, and what is made has their type."""
+    """One likelihood; its methods do not change the rows and return their type."""
 
     name: ClassVar[str]
 
@@ -35,7 +35,7 @@ class Family(ABC):
         return _by_parts(rows, lambda part: self._drawn(part, rng))
 
     def signed(self, rows: Tensor, rng: np.random.Generator) -> Tensor:
-        """v with E[v v^T] = C, from random signs: in every draw of the size of what it estimates."""
+        """v with E[v v^T] = C, from random signs; in every draw it has the size of what it estimates."""
 
         def signs(part: Tensor) -> Tensor:
             drawn = rng.integers(0, 2, (len(part), self.columns(part))) * 2.0 - 1.0
@@ -45,7 +45,7 @@ class Family(ABC):
 
     @abstractmethod
     def columns(self, rows: Tensor) -> int:
-        """How many columns C takes."""
+        """The number of columns s_k."""
 
     @abstractmethod
     def column(self, rows: Tensor, k: int) -> Tensor:
@@ -93,7 +93,7 @@ class _Softmax(Family):
         column = torch.zeros_like(p)
         column[:, k] = (here * rest / before).sqrt()
         column[:, k + 1 :] = -p[:, k + 1 :] * (here / (before * rest)).sqrt()[:, None]
-        # No mass left after class k, or too little for a quotient to be finite: nothing left to vary.
+        # If the classes after k have no mass, or too little for a finite quotient, the column is zero.
         enough = before * rest >= torch.finfo(p.dtype).tiny
         return torch.where(enough[:, None], column, 0.0).to(rows.dtype)
 
@@ -108,7 +108,7 @@ class _Softmax(Family):
         return v.to(rows.dtype)
 
     def observed(self, rows: Tensor, labels: Tensor) -> Tensor:
-        if labels.is_floating_point():  # shares of the classes
+        if labels.is_floating_point():  # probabilities of the classes
             return rows.softmax(1) - labels.to(rows.dtype)
         return rows.softmax(1).scatter_(1, labels.long()[:, None], -1.0, reduce="add")
 
@@ -122,7 +122,7 @@ class _Softmax(Family):
 
 
 def _probabilities(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """p and q_{k-1} = p_k + ... + p_K, in double and summed from the small end: no tail is rounded away."""
+    """p and q_{k-1} = p_k + ... + p_K, in double and summed from the last class, so that no tail is rounded away."""
     p = F.softmax(rows.double(), 1)
     return p, p.flip(1).cumsum(1).flip(1)
 
@@ -190,7 +190,7 @@ _LOSSES: dict[Any, Likelihood] = {
     F.binary_cross_entropy_with_logits: "bernoulli",
     F.mse_loss: "gaussian",
 }
-# What transformers call the kinds of a classification head.
+# The names that transformers uses for kinds of classification heads.
 _PROBLEMS: dict[Any, Likelihood] = {
     "single_label_classification": "softmax",
     "multi_label_classification": "bernoulli",
@@ -199,7 +199,7 @@ _PROBLEMS: dict[Any, Likelihood] = {
 
 
 def of_loss(loss: Any) -> Likelihood | None:
-    """The likelihood whose negative logarithm a loss is, up to a factor; None where that is not known."""
+    """The likelihood whose negative logarithm is this loss, up to a factor; None if it is not known."""
     if isinstance(loss, nn.Module):
         settings = {name: getattr(loss, name, None) for name in ("weight", "pos_weight", "label_smoothing")}
         if any(value is not None and value is not False and value != 0 for value in _plain(settings)):
@@ -219,10 +219,10 @@ def _plain(settings: dict[str, Any]) -> Iterator[Any]:
 
 
 def of_model(model: nn.Module) -> Likelihood | None:
-    """What a model of transformers says in its config; None where it says nothing."""
+    """The likelihood from the config of a transformers model; None if the config does not say."""
     config = getattr(model, "config", None)
     problem = getattr(config, "problem_type", None)
     if isinstance(problem, str) and problem in _PROBLEMS:
         return _PROBLEMS[problem]
     one = getattr(config, "num_labels", None) == 1 and "ForSequenceClassification" in type(model).__name__
-    return "gaussian" if one else None  # as its own loss takes it
+    return "gaussian" if one else None  # as in the model's own loss

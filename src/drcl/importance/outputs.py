@@ -1,9 +1,9 @@
-"""Which tensors of a model's output have labels, and how they lie: an output as rows, and rows as a derivative of it.
+"""Which tensors of a model's output have labels, and in which layout: converts outputs to rows and back.
 
-Samples lie along the first dimension. Of a softmax the classes lie in the last one of `[samples, classes]` and of
-`[samples, tokens, classes]`, as transformers give them, and in the second one of `[samples, classes, height, width]`,
-as `torch.nn.functional.cross_entropy` takes them; labels that fit only the other way decide it. A sample's log
-likelihood is the sum over its positions. Positions labelled -100 do not count, nor do those a `Target` leaves out.
+Samples are along the first dimension. The classes of a softmax are the last dimension of `[samples, classes]` and
+`[samples, tokens, classes]`, as in transformers, and the second of `[samples, classes, height, width]`, as in
+`torch.nn.functional.cross_entropy`, unless the labels fit only the other way. A sample's log likelihood is the sum over
+its positions. Positions labelled -100 do not count, nor do those that a `Target` excludes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drcl.per_sample.draw import tensors
 
 __all__ = ["IGNORED", "Scored", "Target", "scored"]
 
-IGNORED = -100  # the label of a position that does not count, as torch's cross entropy has it
+IGNORED = -100  # the label of a position that does not count, as in torch's cross entropy
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Scored:
-    """One tensor of an output, with what is known of its labels."""
+    """One tensor of an output, with its labels as far as they are known."""
 
     index: int  # among all tensors of the output
     leaf: Tensor
-    axis: int  # where the classes lie; the last dimension where there are none
-    labels: Tensor | None  # one per row; of numbers, one per number
+    axis: int  # the dimension of the classes; the last one if there are no classes
+    labels: Tensor | None  # one per row; for numbers, one per number
     counted: Tensor | None  # one per row
 
     def rows(self) -> Tensor:
@@ -46,13 +46,13 @@ class Scored:
         return self.rows_of(self.leaf.detach())
 
     def rows_of(self, like: Tensor) -> Tensor:
-        """The same of something of the output's shape."""
+        """The rows of another tensor with the output's shape."""
         like = like[:, None] if like.ndim == 1 else like.movedim(self.axis, -1)
         return like.reshape(-1, like.shape[-1])
 
     @property
     def positions(self) -> int:
-        """How many rows a sample has."""
+        """The number of rows per sample."""
         return max(1, self.leaf[0].numel() // (self.leaf.shape[self.axis] if self.leaf.ndim > 1 else 1))
 
     def back(self, rows: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Scored:
 
 
 def scored(output: Any, target: Any, length: int, likelihood: str | None, estimator: str) -> list[Scored]:
-    """The tensors that have a likelihood; None is a softmax that nobody asked for by name."""
+    """The tensors that have a likelihood; None means softmax by default."""
     found = []
     for index, leaf, labels in _pairs(output, target, likelihood, estimator):
         told = labels if isinstance(labels, Target) else Target(labels, None)
@@ -91,7 +91,7 @@ def _pairs(output: Any, target: Any, likelihood: str | None, estimator: str) -> 
     """The place of each tensor that has labels, the tensor, and its labels."""
     leaves = tensors(output)
     if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
-        # What else there is (hidden states, a loss) belongs to no label.
+        # Other tensors of the output (hidden states, a loss) have no labels.
         logits = output["logits"]
         if isinstance(target, Mapping):
             target = target.get("logits", target.get("labels"))
@@ -130,7 +130,7 @@ def _one_each(output: Any, target: Any, count: int) -> list[Any] | None:
 
 
 def _as_tensor(labels: Any, leaf: Tensor) -> Tensor | None:
-    """Labels beside their output; None of what is no array at all, such as names."""
+    """The labels as a tensor on the output's device; None if they are not an array, such as names."""
     if not isinstance(labels, Tensor | np.ndarray | list | tuple | int | float):
         return None
     try:
@@ -140,14 +140,14 @@ def _as_tensor(labels: Any, leaf: Tensor) -> Tensor | None:
 
 
 def _refuse_numbers(labels: Tensor | None, leaf: Tensor, likelihood: str | None, estimator: str) -> None:
-    """Targets that are no labels say that the output is no softmax, whatever its shape."""
+    """Raise if the targets are not labels: then the output is not a softmax, whatever its shape."""
     if labels is None or not labels.is_floating_point():
         return
     if likelihood == "softmax" and labels.shape == leaf.shape:
-        return  # asked for by name: shares of the classes
+        return  # the caller asked for a softmax, so these are probabilities of the classes
     raise ValueError(
         f"labels must be whole numbers for a softmax over classes, and the targets are "
-        f"{str(labels.dtype).removeprefix('torch.')} of shape {list(labels.shape)}; for several yes-or-no labels a "
+        f"{str(labels.dtype).removeprefix('torch.')} of shape {list(labels.shape)}; for several yes-or-no labels per "
         f"sample use {estimator}(likelihood='bernoulli'), for numbers {estimator}(likelihood='gaussian'), for a loss "
         f"of your own {estimator}(labels='empirical', loss=...)"
     )
@@ -184,7 +184,7 @@ def _axis_of_classes(leaf: Tensor, labels: Tensor | None, estimator: str) -> int
     usual = leaf.ndim - 1 if leaf.ndim <= 3 else 1
     if labels is None or leaf.ndim == 2 or labels.shape == leaf.shape:
         return usual
-    for axis in (usual, leaf.ndim - usual):  # of three or more dimensions: the last, or the second
+    for axis in (usual, leaf.ndim - usual):  # with three or more dimensions: the last, or the second
         if [n for i, n in enumerate(leaf.shape) if i != axis] == list(labels.shape):
             return axis
     raise ValueError(
@@ -199,7 +199,7 @@ def _numbers(index: int, leaf: Tensor, labels: Tensor | None, counted: Tensor | 
     if leaf.ndim == 0 or len(leaf) != length:
         raise ValueError(
             f"the model returned a tensor of shape {list(leaf.shape)} for {length} samples; "
-            "the samples have to lie along the first dimension of its output"
+            "the samples must lie along the first dimension of its output"
         )
     axis = max(leaf.ndim - 1, 0)
     return Scored(
@@ -208,7 +208,7 @@ def _numbers(index: int, leaf: Tensor, labels: Tensor | None, counted: Tensor | 
 
 
 def _both(counted: Tensor | None, where: list[int], real: Tensor | None) -> Tensor | None:
-    """The positions that a mask and the labels both count, one per row; a mask of other positions says nothing here."""
+    """The positions that both mask and labels count, one per row; a mask with other positions is ignored."""
     if counted is None or list(counted.shape) != where:
         return real
     flat = counted.flatten().bool()

@@ -1,7 +1,7 @@
 """Importance gathered while training: the path integral of synaptic intelligence (Zenke, Poole, Ganguli 2017).
 
-How much a weight's own motion lowered the loss, divided by how far it went. It costs no pass over the data,
-but it has to watch the optimizer from the first step of the task.
+How much a weight's own motion lowered the loss, divided by how far it moved. It needs no extra pass over the data, but
+it must watch the optimizer from the first step of the task.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ __all__ = ["PathIntegral"]
 
 
 class _Path:
-    """One parameter's way through the task: where it began and the loss it has saved so far."""
+    """One parameter's path through the task: where it began and by how much it has lowered the loss so far."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = parameter
@@ -39,10 +39,10 @@ class PathIntegral(Importance):
         ...                                            # train
         optimizer.consolidate(model, None, importance=importance)
 
-    Every step adds -g * (weights after - weights before), with the gradient the optimizer saw: it has to be
-    that of the task's loss alone, without a penalty for leaving old weights. The motion is the real one, so
-    momentum, Adam's scaling and weight decay count. With `step(closure)` every evaluation of the closure ends
-    one piece of the path, so several evaluations per step are followed too. After `estimate` a new path begins.
+    Every step adds -g * (weights after - weights before), with the gradient the optimizer saw. This must be the
+    gradient of the task's loss alone, without a penalty for leaving old weights. The motion is the real one, so
+    momentum, Adam's scaling and weight decay count. With `step(closure)` every evaluation of the closure ends one piece
+    of the path, so several evaluations per step are followed too. After `estimate` a new path begins.
     """
 
     needs_data: ClassVar[bool] = False
@@ -58,9 +58,9 @@ class PathIntegral(Importance):
         self._pending: list[tuple[_Path, torch.Tensor, torch.Tensor]] = []
 
     def watch(self, optimizer: Optimizer) -> "PathIntegral":
-        """Follow every step of `optimizer` from now on, in place of the one followed before.
+        """Follow every step of `optimizer` from now on, instead of an optimizer followed before.
 
-        Parameters already followed keep their path, so an optimizer may be made anew in the middle of a task.
+        Parameters that were followed already keep their path, so you may replace the optimizer in the middle of a task.
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"watch() needs a torch optimizer, got {type(optimizer).__name__}")
@@ -119,7 +119,7 @@ class PathIntegral(Importance):
         return {"estimator": "PathIntegral", "damping": self.damping, "steps": self.steps}
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values, in the order of the optimizer's parameters, to go on from here."""
+        """Tensors and plain values, in the order of the optimizer's parameters, to resume from here."""
         paths = [self._paths[id(p)] for p in self._parameters()]
         return {
             "damping": self.damping,
@@ -129,7 +129,7 @@ class PathIntegral(Importance):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with a saved path; first `watch` the optimizer, over the same parameters in order."""
+        """Resume a saved path; first `watch` an optimizer over the same parameters in the same order."""
         if self._optimizer is None:
             raise RuntimeError("watch(optimizer) first: the state belongs to the parameters of an optimizer")
         if not isinstance(state, Mapping) or not {"damping", "steps", "start", "omega"} <= state.keys():
@@ -138,7 +138,7 @@ class PathIntegral(Importance):
         shapes = [list(p.shape) for p in parameters]
         for field in ("start", "omega"):
             if not isinstance(state[field], list) or not all(isinstance(t, torch.Tensor) for t in state[field]):
-                raise ValueError(f"the state's {field!r} must be a list of tensors; take another copy")
+                raise ValueError(f"the state's {field!r} must be a list of tensors; use another copy")
             found = [list(t.shape) for t in state[field]]
             if found != shapes:
                 raise ValueError(
@@ -162,7 +162,7 @@ class PathIntegral(Importance):
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._pending = []
-        # torch hands over the arguments as the unbound method gets them: the optimizer comes first.
+        # torch passes the arguments of the unbound method: the optimizer comes first.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._begin_piece()
@@ -186,11 +186,11 @@ class PathIntegral(Importance):
     def _begin_piece(self) -> None:
         for p in self._parameters():
             path = self._paths.get(id(p))
-            if path is None or path.start.shape != p.shape:  # a group added since, or rows
+            if path is None or path.start.shape != p.shape:  # a new group, or new rows
                 path = self._paths[id(p)] = _Path(p)
             if p.grad is not None:
                 gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
-                # The gradient is copied as well: an optimizer may use it as its working space.
+                # Copy the gradient too: an optimizer may overwrite it.
                 self._pending.append((path, gradient.clone(), p.detach().clone()))
 
     @torch.no_grad()

@@ -1,1 +1,1 @@
-"""DRCL inside trainers of others. Each module imports the library that it serves; none is imported by drcl itself."""
+"""DRCL inside the trainers of other libraries. Each module imports its library; drcl itself imports none of them."""

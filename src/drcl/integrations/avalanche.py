@@ -5,9 +5,9 @@
     for experience in benchmark.train_stream:
         strategy.train(experience)
 
-The plugin puts DRCL around the strategy's optimizer and consolidates after every experience. Avalanche empties the
-state of parameters that a growing classifier has replaced, and on its first use of an optimizer the state of all: here
-what is protected is put back, and follows the rows that have grown.
+The plugin puts DRCL around the strategy's optimizer and consolidates after every experience. Avalanche clears the state
+of parameters that a growing classifier has replaced, and on first use of an optimizer the state of all parameters. The
+plugin puts back what is protected, and extends it to the new rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from drcl.integrations.task import Continues, inside
 
 
 def forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
-    """Batches of Avalanche: inputs, labels, and the number of the task; zero where that is missing."""
+    """Avalanche's batches: inputs, labels and the number of the task, or zero if that is missing."""
     device = next(model.parameters()).device
     inputs, labels = batch[0].to(device), batch[1].to(device)
     task = batch[2].to(device) if len(batch) > 2 else torch.zeros_like(labels)
@@ -32,22 +32,22 @@ def forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
 
 
 class Continual(Continues, SupervisedPlugin):
-    """Protects every experience from those that come after it; see ``drcl.integrations.task``.
+    """Protects every experience from later ones; see ``drcl.integrations.task``.
 
-    ``probes`` are measured before the first and after each; ``save`` is written after each.
+    ``probes`` are measured before the first experience and after each one; ``save`` is written after each one.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"forward": forward, **options})
         self._named: dict[str, Tensor] = {}  # what the optimizer trains, by name
-        self._kept: dict[Tensor, dict[str, Any]] = {}  # its state before Avalanche looks at it
+        self._kept: dict[Tensor, dict[str, Any]] = {}  # its state before Avalanche clears it
 
     def before_training(self, strategy: Any, *_: Any, **__: Any) -> None:
         if inside(strategy.optimizer) is None:
             strategy.optimizer = self.task.around(strategy.optimizer)
 
     def before_train_dataset_adaptation(self, strategy: Any, *_: Any, **__: Any) -> None:
-        """The last word before the model grows and ``update_optimizer`` is called."""
+        """The last hook before the model grows and Avalanche calls ``update_optimizer``."""
         opt = inside(strategy.optimizer)
         assert opt is not None
         if not self._named:
@@ -60,7 +60,7 @@ class Continual(Continues, SupervisedPlugin):
         assert opt is not None
         for name, old in self._named.items():
             new = now.get(name, old)
-            if new is not old:  # Avalanche has put the new one in its place, without any state
+            if new is not old:  # Avalanche has put the new parameter in its place, without state
                 opt.state.pop(new, None)
                 for group in opt.param_groups:
                     group["params"][:] = [old if p is new else p for p in group["params"]]

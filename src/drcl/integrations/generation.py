@@ -1,8 +1,7 @@
-"""Text that a model writes itself, for measuring what it can do where its training data are not at hand.
+"""Text that a model writes itself, to measure importance when its training data are not available.
 
-The Fisher information is an expectation over what the model finds likely, so its own text is a fair sample of it. What
-the model has never been asked about it will not write about either: real data of what matters are better, where there
-are some.
+The Fisher information is an expectation over what the model finds likely, so the model's own text is a fair sample. But
+it covers only what the model tends to write about: if you have real data of what matters, use them.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ def self_samples(
     batch_size: int = 16,
     seed: int = 0,
 ) -> list[dict[str, Tensor]]:
-    """Batches of text that the model writes, for ``consolidate(model, batches)`` and ``Continual(old=batches)``.
+    """Batches of text written by the model, for ``consolidate(model, batches)`` and ``Continual(old=batches)``.
 
     >>> opt.consolidate(model, self_samples(model, tokenizer, 200))  # doctest: +SKIP
 
-    The model is left as it was, with all global random generators. The same seed gives the same text.
+    The model and all global random generators stay as they were. The same seed gives the same text.
 
     Args:
-        model: a language model of transformers that generates, with or without adapters.
-        tokenizer: its tokenizer, for ``prompts`` and for the tokens of beginning, end and padding. Without one these
-            are taken from the model's config.
-        n: how many samples.
-        length: tokens of each, the prompt among them; no more than the model has positions.
-        temperature: 1 samples from the model as it is; below that it repeats what it is most sure of.
-        prompts: texts to begin with, in turn. Without them a sample begins with the token for a beginning; where there
-            is none with the one for an end, which training texts are often parted by; or with any token.
-        batch_size: samples of a batch.
-        seed: of the sampling.
+        model: a generative language model of transformers, with or without adapters.
+        tokenizer: its tokenizer, for ``prompts`` and for the tokens that begin, end and pad a text. Without one these
+            tokens come from the model's config.
+        n: number of samples.
+        length: tokens per sample, including the prompt; at most the number of positions of the model.
+        temperature: 1 samples from the model as it is; lower values prefer its most likely tokens.
+        prompts: texts to begin with, in turn. Without them a sample begins with the begin token; if there is none,
+            with the end token, which often separates training texts; if there is none either, with a random token.
+        batch_size: samples per batch.
+        seed: seed of the sampling.
 
-    What comes after an end is padding, which does not count: ``attention_mask`` is 0 and ``labels`` are -100 there.
+    Everything after the end token is padding and does not count: there ``attention_mask`` is 0 and ``labels`` are -100.
     """
     _check(model, n, length, temperature, batch_size)
     if prompts is not None:
@@ -64,8 +63,8 @@ def self_samples(
             more = min(length, positions) - start.shape[1]
             if more < 1:
                 raise ValueError(
-                    f"a prompt has {start.shape[1]} tokens, which leaves none of length={min(length, positions)} to "
-                    "the model; give shorter prompts or a larger length"
+                    f"a prompt has {start.shape[1]} tokens, which leaves no room for new text in "
+                    f"length={min(length, positions)}; give shorter prompts or a larger length"
                 )
             settings = GenerationConfig(
                 do_sample=True,
@@ -92,7 +91,7 @@ def _check(model: Any, n: Any, length: Any, temperature: Any, batch_size: Any) -
         raise TypeError(f"self_samples: a {type(model).__name__} does not generate text; give a causal language model")
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise ValueError(
-            f"self_samples: {type(model).__name__} answers to a text and does not begin one; give real inputs instead"
+            f"self_samples: {type(model).__name__} needs an input text and cannot begin one; give real inputs instead"
         )
     for name, value, least in (("n", n, 1), ("length", length, 2), ("batch_size", batch_size, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -107,12 +106,12 @@ def _texts(prompts: Any, tokenizer: Any) -> Sequence[str]:
     if not prompts:
         raise ValueError("self_samples(prompts=[]): give at least one text, or leave prompts out")
     if tokenizer is None:
-        raise ValueError("self_samples: prompts are texts, and the tokenizer that reads them is missing; give it too")
+        raise ValueError("self_samples: prompts need a tokenizer; pass tokenizer= too")
     return prompts
 
 
 def _token(name: str, tokenizer: Any, config: Any, vocabulary: int) -> int | None:
-    """A special token's number, if there is one that the model knows."""
+    """The number of a special token; None if the model does not have it."""
     for owner in (tokenizer, config):
         value = getattr(owner, f"{name}_token_id", None)
         value = value[0] if isinstance(value, list) and value else value
@@ -122,7 +121,7 @@ def _token(name: str, tokenizer: Any, config: Any, vocabulary: int) -> int | Non
 
 
 def _padding(ids: dict[str, int | None], vocabulary: int) -> int:
-    """What fills rows that have ended; it is masked, so any token does."""
+    """The token that fills rows after their end; it is masked, so any token will do."""
     return next((ids[name] for name in ("pad", "eos", "bos") if ids[name] is not None), vocabulary - 1) or 0
 
 
@@ -134,13 +133,13 @@ def _starts(
     n: int,
     batch_size: int,
 ) -> Iterator[Tensor]:
-    """What each batch begins with; prompts of a batch are one text, so that nothing has to be padded."""
+    """The first tokens of each batch; all samples of a batch have the same prompt, so nothing needs padding."""
     if prompts is not None:
         share = -(-n // len(prompts))
         for i, text in enumerate(prompts[:n]):
             row = torch.tensor([list(tokenizer(text)["input_ids"])])
             if not row.shape[1]:
-                raise ValueError(f"self_samples(prompts=...): the tokenizer makes nothing of {text!r}")
+                raise ValueError(f"self_samples(prompts=...): the tokenizer makes no tokens from {text!r}")
             for count in _counts(min(share, n - i * share), batch_size):
                 yield row.expand(count, -1)
         return
@@ -155,7 +154,7 @@ def _counts(n: int, batch_size: int) -> Iterator[int]:
 
 
 def _batch(written: Tensor, begun: int, eos: int | None) -> dict[str, Tensor]:
-    """The first end after the beginning counts, what follows does not."""
+    """A batch in which everything after the first end token (the prompt excepted) does not count."""
     mask = torch.ones_like(written)
     if eos is not None:
         ended = (written[:, begun:] == eos).cumsum(1) - (written[:, begun:] == eos).long()

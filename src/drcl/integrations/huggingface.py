@@ -1,15 +1,15 @@
-"""Continual fine-tuning with the Trainer of transformers, and the trainers of trl that are built on it.
+"""Continual fine-tuning with the Trainer of transformers, and with the trl trainers that build on it.
 
     kept = Continual(anchor="base.safetensors", probes={"old": old_loader})
     trainer = Trainer(model, args, train_dataset=..., callbacks=[kept])
     trainer.train()
 
-The Trainer makes its optimizer as ever, from its own arguments; the callback puts DRCL around it. Checkpoints hold the
-deployed weights, and beside them all that it takes to go on exactly. ``continual(trainer, ...)`` does it to a trainer
-that is there already.
+The Trainer makes its optimizer as usual, from its own arguments; the callback puts DRCL around it. Checkpoints hold the
+deployed weights and everything needed to resume exactly. ``continual(trainer, ...)`` does the same for a trainer that
+already exists.
 
-``self_samples(model, tokenizer, n)`` gives batches for ``old=`` and for ``consolidate`` where a model came without its
-training data: text that it writes itself.
+If a model came without its training data, ``self_samples(model, tokenizer, n)`` gives batches of text that the model
+writes itself, for ``old=`` and ``consolidate``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CARRIED = "drcl_state"
 
 
 class Carried(DRCL):
-    """DRCL around an optimizer that could load its state as its own: the Trainer lets it, before it asks a callback."""
+    """DRCL whose state the wrapped optimizer can load too: the Trainer loads a checkpoint before it calls callbacks."""
 
     def state_dict(self) -> dict[str, Any]:
         assert self.inner is not None
@@ -41,20 +41,20 @@ class Carried(DRCL):
         return {**plain, "param_groups": [{**first, CARRIED: own}, *others]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        with contextlib.suppress(AttributeError, TypeError, KeyError, IndexError):  # these DRCL refuses itself
+        with contextlib.suppress(AttributeError, TypeError, KeyError, IndexError):  # DRCL reports bad states itself
             state_dict = state_dict["param_groups"][0].get(CARRIED, state_dict)
         super().load_state_dict(state_dict)
 
 
 class Continual(Continues, TrainerCallback):
-    """Protects what the model could do, from the first step of ``train()`` on; see ``drcl.integrations.task``."""
+    """Protects the model's skills from the first step of ``train()`` on; see ``drcl.integrations.task``."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **things: Any) -> None:
         holder, found = things["optimizer"], inside(things["optimizer"])
         if found is None:
             own: Any = getattr(holder, "optimizer", None)
             found = self.task.around(own, Carried)
-            holder.__setstate__({"optimizer": found})  # which also prepares it for a gradient scaler
+            holder.__setstate__({"optimizer": found})  # this also prepares it for a gradient scaler
             saved = own.param_groups[0].pop(CARRIED, None)
             if saved is not None:
                 found.load_state_dict(saved)
@@ -68,7 +68,7 @@ class Continual(Continues, TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **things: Any) -> None:
         if control.should_training_stop:
             self.task.settle()
-        if control.should_save:  # the Trainer saves right after this; its next step goes on with optimizer.train()
+        if control.should_save:  # the Trainer saves right after this, and calls optimizer.train() before its next step
             self.optimizer.eval()
 
     on_epoch_end = on_step_end
@@ -77,8 +77,8 @@ class Continual(Continues, TrainerCallback):
         opt = self.optimizer
         if opt.progress.mode == "train" and any({"z", "start"} & held.keys() for _, held in opt.protected()):
             warnings.warn(
-                f"drcl: checkpoint-{state.global_step} holds the weights of training, not those to deploy: a callback "
-                "after Continual asked for it; put Continual last among the callbacks",
+                f"drcl: checkpoint-{state.global_step} holds training weights, not the weights to deploy, because a "
+                "callback after Continual asked for it; put Continual last among the callbacks",
                 stacklevel=2,
             )
 
@@ -94,13 +94,13 @@ class Continual(Continues, TrainerCallback):
         self._log(state)
 
     def _log(self, state: Any) -> None:
-        """The measures are in the Trainer's own history, which is saved and comes back with a checkpoint."""
+        """Put the measures into the Trainer's own history, which checkpoints save and restore."""
         if self.retention is not None and self.retention.moments:
             state.log_history.append({"step": state.global_step, "retention": self.retention.facts()})
 
 
 def continual(trainer: Trainer, *arguments: Any, **options: Any) -> Continual:
-    """Make a Trainer that is there already a continual one: takes what Continual takes, returns the callback."""
+    """Make an existing Trainer a continual one: takes the arguments of Continual, returns the callback."""
     callback, make = Continual(*arguments, **options), trainer.create_optimizer
 
     def create_optimizer(model: nn.Module | None = None) -> torch.optim.Optimizer:

@@ -3,9 +3,9 @@
     kept = Continual(anchor="base.safetensors", probes={"old": old_loader})
     Trainer(max_epochs=3, callbacks=[kept]).fit(module, loader)
 
-``configure_optimizers`` returns any optimizer of torch, with or without schedulers; the callback puts DRCL around it.
-The weights that are validated, saved and left in the module are the deployed ones, and a checkpoint has all that it
-takes to go on exactly.
+``configure_optimizers`` returns any torch optimizer, with or without schedulers; the callback puts DRCL around it.
+Lightning validates and saves the deployed weights, and the module holds them in the end. A checkpoint has everything
+needed to resume exactly.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from drcl.integrations.task import Continues, inside
 
 
 class Continual(Continues, pl.Callback):
-    """Protects what the module could do, from the first step of ``fit`` on; see ``drcl.integrations.task``."""
+    """Protects the module's skills from the first step of ``fit`` on; see ``drcl.integrations.task``."""
 
-    _measured: Mapping[str, Any] | None = None  # what a checkpoint remembers of the probes
-    _weights_only = False  # whether checkpoints are made without asking callbacks
+    _measured: Mapping[str, Any] | None = None  # measures on the probes, from a checkpoint
+    _weights_only = False  # whether checkpoints are saved without calling callbacks
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put DRCL in the place of the module's optimizer, before a checkpoint's state is loaded into it."""
+        """Put DRCL around the module's optimizer, before a checkpoint's state is loaded into it."""
         if len(trainer.optimizers) != 1:
             raise ValueError(
-                f"configure_optimizers made {len(trainer.optimizers)} optimizers; with Continual it has to be one"
+                f"configure_optimizers made {len(trainer.optimizers)} optimizers; Continual needs exactly one"
             )
         if inside(trainer.optimizers[0]) is None:
             trainer.strategy.optimizers = [self.task.around(trainer.optimizers[0])]
@@ -52,7 +52,7 @@ class Continual(Continues, pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.task.running:
-            self.optimizer.eval()  # until the next batch: what follows may save
+            self.optimizer.eval()  # until the next batch, because Lightning may save after validation
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.task.running:
@@ -61,7 +61,7 @@ class Continual(Continues, pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Weights and optimizer were filled in as they train. Copies: going back to training writes into both."""
+        """Put copies of the deployed weights into the checkpoint; Lightning has filled in those of training."""
         if not self.task.begun:
             return
         with self.optimizer.deployed():

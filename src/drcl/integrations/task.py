@@ -1,4 +1,4 @@
-"""What every trainer needs of a task: how it begins, is looked at, and ends. No trainer is known here."""
+"""What all trainers share: how a task begins, is measured, and ends. Nothing here depends on a trainer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from drcl.splitting import plasticity
 
 
 def inside(optimizer: Any) -> DRCL | None:
-    """The DRCL inside what trainers wrap around optimizers; None where there is none."""
+    """The DRCL inside a trainer's wrappers around optimizers; None if there is none."""
     while optimizer is not None and not isinstance(optimizer, DRCL):
         optimizer = getattr(optimizer, "optimizer", None)
     return optimizer
 
 
 class Task:
-    """One task of fine-tuning: what it protects, and what is measured and saved of it."""
+    """One task of fine-tuning: what to protect, to measure and to save."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Task:
         options: dict[str, Any],
     ) -> None:
         if anchor is not None and old is not None:
-            raise ValueError("give anchor= or old=, not both: an anchor already says what matters of the old data")
+            raise ValueError("give anchor= or old=, not both: an anchor already says what matters in the old data")
         if isinstance(anchor, str | os.PathLike):
             anchor = Anchor.load(anchor)
         if anchor is not None and not isinstance(anchor, Anchor):
@@ -57,14 +57,14 @@ class Task:
     @property
     def optimizer(self) -> DRCL:
         if self._optimizer is None:
-            raise RuntimeError("there is no optimizer before training has begun")
+            raise RuntimeError("there is no optimizer before training begins")
         return self._optimizer
 
     def around(self, optimizer: Any, kind: type[DRCL] = DRCL) -> DRCL:
-        """DRCL with the options given around the trainer's own optimizer."""
+        """DRCL, with the given options, around the trainer's own optimizer."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
-                f"the trainer's optimizer is a {type(optimizer).__name__}; DRCL goes around optimizers of torch: let "
+                f"the trainer's optimizer is a {type(optimizer).__name__}, but DRCL wraps only torch optimizers: let "
                 "the trainer make its own, or give it one such as torch.optim.AdamW"
             )
         return kind.around(optimizer, **self.options)
@@ -72,15 +72,15 @@ class Task:
     def begin(
         self, model: nn.Module, optimizer: DRCL, resumed: bool, measured: Mapping[str, Any] | None = None
     ) -> None:
-        """Before the first step: protect, unless a checkpoint brought all that along, and measure."""
+        """Before the first step: protect, unless a checkpoint already did, and measure."""
         check_model(model, "begin(model, optimizer)")
         if self.begun and optimizer is not self._optimizer:
-            raise RuntimeError("this callback has had its task; make a new one for the next, with anchor= or old=")
+            raise RuntimeError("this callback has finished its task; make a new one for the next, with anchor= or old=")
         self._optimizer = optimizer
         if resumed and not optimizer.tasks and (self.anchor is not None or self.old is not None):
             raise ValueError(
-                "the checkpoint to resume from holds no state of DRCL, so nobody knows what is protected; resume from "
-                "one that was saved with this callback and its optimizer"
+                "the checkpoint has no state of DRCL, so it does not say what to protect; resume from one that was "
+                "saved with this callback and its optimizer"
             )
         if not resumed and not self.begun:
             if self.anchor is not None:
@@ -94,22 +94,22 @@ class Task:
         self.begun = self.running = True
 
     def look(self, model: nn.Module, when: str) -> None:
-        """Measure on the probes, until the end."""
+        """Measure on the probes, unless the task has ended."""
         if self.retention is not None and (self.running or not self.begun):
             self.retention.measure(model, when, self.optimizer)
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Negotiate what there is of a proposal of several steps: it would not be deployed otherwise."""
+        """Negotiate an unfinished proposal of several steps; otherwise it would not be deployed."""
         if self.optimizer.progress.steps_in_proposal:
             self.optimizer.train()
             plasticity.finish(self.optimizer)
 
     @torch.no_grad()
     def end(self, model: nn.Module, data: Any, loaded: bool = False, show: bool = True) -> None:
-        """The model holds what is deployed; what was kept is said, and an anchor of this task is written.
+        """Leave the deployed weights in the model, print what was kept, and write an anchor of this task.
 
-        `loaded` says that the trainer has put the weights of an earlier checkpoint, deployed ones, into the model.
+        `loaded`: the trainer has put the weights of an earlier checkpoint, which are deployed ones, into the model.
         """
         if loaded:
             for p, state in self.optimizer.protected():
@@ -126,26 +126,26 @@ class Task:
             print(self.retention)
 
     def consolidate(self, model: nn.Module, data: Any, write: bool = True) -> None:
-        """Measure what matters of the task that ends; into the anchor go the measures on the probes too."""
+        """Consolidate the task that ends; its anchor also records the measures on the probes."""
         self.optimizer.consolidate(model, data, self.importance, self.forward)
         if self.retention is not None:
             self.retention.record(self.optimizer)
-        anchor = self.optimizer.anchor if self.save is not None else None  # of shards: all processes have to ask
+        anchor = self.optimizer.anchor if self.save is not None else None  # all processes must gather their shards
         if anchor is not None and self.save is not None and write:
             anchor.save(self.save)
 
 
 class Continues:
-    """Protects what a model could do while a trainer teaches it something else.
+    """Protects a model's skills while a trainer teaches it something else.
 
     Args:
         anchor: what to protect: an Anchor, or the name of its file.
-        old: batches of what to protect, where there is no anchor: the model is consolidated on them before it trains.
-        probes: batches by name, or a ``drcl.Retention``: measured before, at evaluations, and after.
-        importance: how to estimate importance, for ``old`` and ``save``; ``drcl.Kronecker()`` unless given.
-        save: a file for the anchor of this task: at the end the model is consolidated on its training data.
-        forward: ``forward(model, batch) -> (outputs, targets)`` for batches of a form of their own.
-        options: of ``DRCL.around``, where the trainer's optimizer is not DRCL; the usual form unless given.
+        old: without an anchor, batches of the old data; the model is consolidated on them before training.
+        probes: batches by name, or a ``drcl.Retention``: measured before training, at evaluations, and at the end.
+        importance: how to estimate importance, for ``old`` and ``save``; by default ``drcl.Kronecker()``.
+        save: a file for the anchor of this task; at the end the model is consolidated on its training data.
+        forward: ``forward(model, batch) -> (outputs, targets)`` for batches in any other form.
+        options: of ``DRCL.around``, unless the trainer's optimizer already is a DRCL; by default DRCL's defaults.
     """
 
     def __init__(
@@ -163,10 +163,10 @@ class Continues:
 
     @property
     def optimizer(self) -> DRCL:
-        """The optimizer, once training has begun."""
+        """The optimizer; available once training has begun."""
         return self.task.optimizer
 
     @property
     def retention(self) -> Retention | None:
-        """What was measured on the probes."""
+        """The measures on the probes."""
         return self.task.retention

@@ -1,1 +1,1 @@
-"""The gradient engine: what each sample says about each weight. It knows neither importance nor directions."""
+"""The engine for per-sample gradients. It does not depend on importance or directions."""

@@ -1,8 +1,8 @@
 """Draw samples, uniformly and without replacement, from whatever feeds a training loop.
 
-Importance needs some thousand samples out of any amount of data. A `DataLoader` over an indexable data set is
-asked for those alone; anything else that yields batches is read once, keeping the samples with the smallest
-random keys, so memory is bounded by the number asked for and not by the size of the data.
+Importance needs a few thousand samples from any amount of data. From a `DataLoader` over an indexable data set only
+those are read. Anything else that yields batches is read once, and the samples with the smallest random keys are kept,
+so memory depends on the number of samples and not on the size of the data.
 """
 
 import itertools
@@ -16,16 +16,16 @@ from torch.utils import data
 
 __all__ = ["batch_length", "draw", "join", "map_tensors", "regroup", "take", "tensors"]
 
-# Larger batches stopped paying in speed and cost memory; a loader's own smaller batch is respected.
+# Larger batches are not faster and cost memory; a loader's own smaller batch size is respected.
 LARGEST_BATCH = 128
 
 
 def draw(batches: Any, samples: int, seed: int = 0, batch_size: int | None = None) -> Iterator[Any]:
-    """Yield batches that hold `samples` samples of `batches`, each once; all of them when it has no more.
+    """Yield batches that hold `samples` samples of `batches`, each once; or all of them if there are fewer.
 
-    `batches` is a `DataLoader` or any iterable of batches; a batch is a tensor or a tuple, list or dict of
-    tensors, nested at will, with the samples along their first dimension. The order is that of the data.
-    A generator is used up by this, and an endless one is never finished.
+    `batches` is a `DataLoader` or any iterable of batches; a batch is a tensor, or a nested tuple, list or dict of
+    tensors, with the samples along their first dimension. The samples come in the order of the data. This uses up a
+    generator, and an endless one never finishes.
     """
     rng = np.random.default_rng(seed)
     if isinstance(batches, data.DataLoader):
@@ -51,7 +51,7 @@ def draw(batches: Any, samples: int, seed: int = 0, batch_size: int | None = Non
 
 @contextmanager
 def _own_generators_kept(loader: data.DataLoader[Any]) -> Iterator[None]:
-    """Drawing must not change the order in which the caller's next epoch comes."""
+    """Restore the loader's generators, so that drawing does not change the order of the caller's next epoch."""
     owners = (loader, loader.sampler, loader.batch_sampler)
     found = [getattr(owner, "generator", None) for owner in owners]
     states = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
@@ -63,7 +63,7 @@ def _own_generators_kept(loader: data.DataLoader[Any]) -> Iterator[None]:
 
 
 def _indices(loader: data.DataLoader[Any]) -> Sequence[int] | None:
-    """The positions of the data set the loader would visit, or None when it cannot be indexed."""
+    """The positions in the data set that the loader would visit, or None if it cannot be indexed."""
     if isinstance(loader.dataset, data.IterableDataset) or loader.batch_size is None:
         return None
     try:
@@ -75,7 +75,7 @@ def _indices(loader: data.DataLoader[Any]) -> Sequence[int] | None:
         return range(size)
     if type(sampler) is data.RandomSampler and not sampler.replacement and sampler.num_samples == size:
         return range(size)
-    # A subset sampler holds, say, the training half of the data set: only what it visits may be drawn.
+    # A sampler may visit only a part of the data set, such as the training half; draw only from that.
     try:
         visited = itertools.islice(sampler, len(sampler))  # type: ignore[arg-type]
         return list(dict.fromkeys(int(i) for i in visited))
@@ -109,10 +109,10 @@ def _draw_indexed(
 def _draw_streamed(
     batches: Iterable[Any], samples: int, rng: np.random.Generator, batch_size: int | None
 ) -> Iterator[Any]:
-    """One pass with random keys; the kept rows are copied out of their batches, which can then be freed.
+    """One pass with random keys; kept rows are copied from their batches, so that these can be freed.
 
-    A whole batch of a list is kept as it is, since the list holds it anyway; a generator may fill the same
-    memory again, so what it yields is always copied.
+    A whole batch from a list is not copied, because the list holds it anyway. A generator may reuse its memory, so its
+    batches are always copied.
     """
     lasting = isinstance(batches, Sequence)
     kept: list[tuple[np.ndarray, Any]] = []
@@ -148,7 +148,7 @@ def _smallest(kept: list[tuple[np.ndarray, Any]], samples: int) -> tuple[list[tu
 
 
 def regroup(pieces: Iterable[Any], batch_size: int) -> Iterator[Any]:
-    """Batches of `batch_size` out of pieces of any length; pieces of different shapes are never mixed."""
+    """Batches of `batch_size` from pieces of any length; pieces of different shapes are never mixed."""
     waiting: dict[Any, list[Any]] = {}
     for piece in pieces:
         length, start = batch_length(piece), 0
@@ -168,7 +168,7 @@ def regroup(pieces: Iterable[Any], batch_size: int) -> Iterator[Any]:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a nest of tuples, lists and dicts, in order."""
+    """The tensors in nested tuples, lists and dicts, in order."""
     if isinstance(tree, torch.Tensor):
         return [tree]
     if isinstance(tree, Mapping):
@@ -179,7 +179,7 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """The same nest with `function` applied to every tensor."""
+    """The same nested structure with `function` applied to every tensor."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, Mapping):
@@ -190,7 +190,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 
 def batch_length(batch: Any) -> int:
-    """How many samples a batch holds: the first dimension all its tensors share."""
+    """The number of samples in a batch: the first dimension that all its tensors share."""
     lengths = list(dict.fromkeys(_lengths(batch)))
     if not lengths:
         raise TypeError(
@@ -200,7 +200,7 @@ def batch_length(batch: Any) -> int:
     if len(lengths) > 1:
         raise ValueError(
             f"the tensors of a batch disagree on the number of samples (first dimensions {lengths}); "
-            "the samples have to lie along the first dimension of every tensor"
+            "the samples must lie along the first dimension of every tensor"
         )
     return lengths[0]
 
@@ -216,7 +216,7 @@ def _lengths(tree: Any) -> list[int]:
 
 
 def take(batch: Any, rows: np.ndarray | Sequence[int] | slice) -> Any:
-    """Some samples of a batch: copied when chosen by number, shared when by slice."""
+    """Some samples of a batch: copied if chosen by number, shared if chosen by a slice."""
     return _take(batch, rows if isinstance(rows, slice) else np.asarray(rows), batch_length(batch))
 
 
@@ -237,7 +237,7 @@ def _take(tree: Any, rows: np.ndarray | slice, length: int) -> Any:
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """One batch out of several of the same structure."""
+    """Join several batches of the same structure."""
     if len(batches) == 1:
         return batches[0]
     return _join(batches, [batch_length(b) for b in batches])
@@ -259,7 +259,7 @@ def _join(trees: Sequence[Any], lengths: list[int]) -> Any:
 
 
 def _is_column(values: Sequence[Any], length: int) -> bool:
-    """A list with one plain value per sample, as a loader makes of strings."""
+    """Whether this is a list with one plain value per sample, such as a loader makes from strings."""
     plain = (torch.Tensor, np.ndarray, Mapping, tuple, list)
     return len(values) == length and not any(isinstance(v, plain) for v in values)
 

@@ -1,7 +1,7 @@
-"""Per-sample gradient moments of any parameter whatever: the definition, and its vectorised form.
+"""Per-sample gradient moments of any parameter: the definition, and its vectorised form.
 
-`one_by_one` is the definition that the fast route of `drcl.per_sample.hooks` is measured against; `vectorised` serves
-parameters without a layer rule (scales and tokens that a model owns itself, layers of one's own, ...).
+`one_by_one` is the definition that the fast route of `drcl.per_sample.hooks` is checked against; `vectorised` is for
+parameters without a layer rule (scales and tokens that belong to the model itself, custom layers, ...).
 """
 
 from collections import Counter
@@ -32,10 +32,10 @@ def one_by_one(
     receive: Callable[[str, torch.Tensor], None],
     look: Callable[[Any], None] | None = None,
 ) -> None:
-    """The definition itself: one forward and one backward pass per sample. Slow, and right for every model.
+    """The definition itself: one forward and one backward pass per sample. Slow, but right for every model.
 
-    `receive(name, gradient)` gets each sample's gradients, for every cotangent, where there are any; `look`
-    is shown the first sample's output while its graph is there.
+    `receive(name, gradient)` gets each sample's gradients, if there are any, for every cotangent; `look` gets the first
+    sample's output while its graph exists.
     """
     wanted = list(parameters.values())
     before = [p.requires_grad for p in wanted]
@@ -56,7 +56,7 @@ def one_by_one(
                 for name, gradient in zip(parameters, found):
                     if gradient is not None:
                         receive(name, gradient.to_dense() if gradient.is_sparse else gradient)
-                # Let go before the next sample's come, or there would be two sets at a time.
+                # Free these gradients before the next sample's, so that there is only one set at a time.
                 del found, gradient
     finally:
         for p, requires_grad in zip(wanted, before):
@@ -64,7 +64,7 @@ def one_by_one(
 
 
 class _Bound(nn.Module):
-    """A model together with the caller's way of calling it, so that its parameters can be swapped."""
+    """A model with the caller's `forward`, as one module whose parameters can be swapped."""
 
     def __init__(self, model: nn.Module, forward: Forward) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def vectorised(
     for v in cotangents:
         for start in range(0, batch_length(batch), step):
             part = slice(start, start + step)
-            with sdpa_kernel(SDPBackend.MATH):  # attention in its plain form: the fused kernels cannot be vectorised
+            with sdpa_kernel(SDPBackend.MATH):  # fused attention kernels cannot be vectorised
                 found = gradients(free, [c[part] for c in columns], [w[part] for w in v])
             for own, gradient in found.items():
                 add_power(totals[names[own]], gradient, power)

@@ -1,9 +1,9 @@
-"""What every sample brings to every layer, from one ordinary batched pass.
+"""Every layer's inputs and output derivatives for every sample, from one ordinary batched pass.
 
-Every layer with a rule is tapped: its input is kept on the way forward, and when the derivative of its output comes by
-on the way back, both are shown to a visitor and let go. No parameter asks for a gradient meanwhile, so autograd carries
-activations only: what an ordinary backward pass spends on the weights' gradients is the visitor's to spend. Visitors
-are `drcl.per_sample.moments` and `drcl.directions.passes`.
+Every layer with a rule gets a tap. It keeps the layer's input in the forward pass; when the derivative of the output
+arrives in the backward pass, both go to a visitor and are freed. Meanwhile no parameter requires a gradient, so
+autograd computes no gradients of weights, and the visitor can use that time. Visitors are `drcl.per_sample.moments` and
+`drcl.directions.passes`.
 """
 
 from abc import ABC, abstractmethod
@@ -22,28 +22,28 @@ from drcl.per_sample.stand_ins import in_pieces, projections
 
 __all__ = ["OnePass", "Shapes", "Unsupported", "Visitor", "shapes_of_outputs"]
 
-# For each tapped layer and each of its calls in a forward pass: the dimension of its output the samples lie
-# in, and how many rows there each of them has.
+# For each tapped layer and each of its calls in a forward pass: the dimension of its output that holds the samples,
+# and the number of rows per sample in it.
 Layout = dict[tuple[nn.Module, int], tuple[int, int]]
 Shapes = dict[tuple[nn.Module, int], torch.Size]
 
 
 class Unsupported(Exception):
-    """The rules do not cover what this model does; another route has to be taken."""
+    """The rules do not cover what this model does; use another route."""
 
 
 class Visitor(ABC):
-    """Looks at one batch on its way back through the tapped layers."""
+    """Sees one batch in the backward pass through the tapped layers."""
 
     @abstractmethod
     def __call__(self, module: nn.Module, x: torch.Tensor, d: torch.Tensor) -> None:
         """One use of a layer: its input and the derivative of its output, both as `[samples, rows, ...]`.
 
-        `rows` is 1 unless the model folded another dimension into the batch's before calling the layer.
+        `rows` is 1 unless the model folded another dimension into the batch dimension before it called the layer.
         """
 
     def end_of_pass(self) -> None:  # noqa: B027  (most visitors have nothing to do)
-        """All uses have been shown for one cotangent; those of the next come now."""
+        """All uses of one cotangent have been shown; those of the next one follow."""
 
 
 class _Use:
@@ -55,15 +55,15 @@ class _Use:
 
 
 class _Tap(torch.autograd.Function):
-    """The identity, where the graph begins: at the first tapped layer, as no weight asks for a gradient.
+    """The identity. The graph begins at the first tap, because no weight requires a gradient.
 
-    The second argument is the graph's leaf; the derivative that passes is shown to `arrived`.
+    The second argument is the graph's leaf; `arrived` gets the derivative in the backward pass.
     """
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, start: torch.Tensor, arrived: Any) -> torch.Tensor:
         ctx.arrived = arrived
-        # The same memory without being a view: the next layer may change it in place, which a view forbids.
+        # Same memory, but not a view: the next layer may change it in place, which is forbidden for a view.
         return output.data
 
     @staticmethod
@@ -79,7 +79,7 @@ class OnePass:
         wanted = {id(p): name for name, p in parameters.items()}
         self.model = model
         self.rules: dict[nn.Module, Rule] = {}
-        self.owned: dict[nn.Module, dict[str, str]] = {}  # layer -> its own name of a parameter -> ours
+        self.owned: dict[nn.Module, dict[str, str]] = {}  # layer -> the layer's name of a parameter -> our name
         self.projections = projections(model)
         for module in (*model.modules(), *self.projections):
             rule = rule_for(module)
@@ -93,7 +93,7 @@ class OnePass:
         self._layout: Layout = {}
         self._visitor: Visitor | None = None
         self._length, self._last = 0, True
-        # Whether the graph begins at a tap, and elsewhere too: tools that train adapters begin it at the embedding.
+        # The graph may begin at a tap, and elsewhere too: tools that train adapters begin it at the embedding.
         self._tapped = self._elsewhere = False
 
     @property
@@ -114,9 +114,9 @@ class OnePass:
 
     @contextmanager
     def tapped(self) -> Iterator[None]:
-        """With the taps in place; they stay quiet except while `listening`."""
+        """Inside, the taps are in place; they do nothing except while `listening`."""
         handles = [
-            # First of all hooks: another's may replace the output, and the rule speaks of the layer's own.
+            # Run before all other hooks: these may replace the output, but the rule needs the layer's own.
             module.register_forward_hook(self._called, with_kwargs=True, prepend=True)
             for module in self.rules
         ]
@@ -128,7 +128,7 @@ class OnePass:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Between the start of a forward pass and the end of its backward passes."""
+        """Use this from the start of a forward pass to the end of its backward passes."""
         self._calls: Counter[nn.Module] = Counter()
         self._listening, self._tapped, self._elsewhere = True, False, False
         try:
@@ -140,7 +140,7 @@ class OnePass:
 
     @contextmanager
     def pieces(self) -> Iterator[None]:
-        """Fused layers call their projections, if any of these is tapped."""
+        """Inside, fused layers call their projections, if any of these has a tap."""
         if any(module in self.rules for module in self.projections):
             with in_pieces(self.model):
                 yield
@@ -148,7 +148,7 @@ class OnePass:
             yield
 
     def forget_projections(self) -> bool:
-        """Leave fused layers whole; whether there was any that was not."""
+        """Stop splitting fused layers into projections; returns whether there were any."""
         names = [name for module in self.projections for name in self.owned.get(module, {}).values()]
         self.forget(names)
         return bool(names)
@@ -166,12 +166,12 @@ class OnePass:
             self._tapped = True
             return _Tap.apply(output, self._start, arrived)
         self._elsewhere |= not self._tapped
-        # A hook set now sees the derivative of what the layer returned, even if it is changed in place later.
+        # A hook set here sees the derivative of what the layer returned, even if that is changed in place later.
         output.register_hook(arrived)
         return None
 
     def layout(self, length: int, single: Shapes) -> None:
-        """Learn where the samples lie: the one dimension that grew when `length` samples came, not one."""
+        """Find the dimension of the samples: the one that is larger with `length` samples than with one."""
         self._layout = {}
         lost: list[str] = []
         for use in self._uses:
@@ -186,7 +186,7 @@ class OnePass:
         self.forget(lost)
 
     def backward(self, output: Any, cotangents: Sequence[list[torch.Tensor]], length: int, visitor: Visitor) -> None:
-        """Show `visitor` every use for all cotangents of `output`, which came from a forward pass while listening."""
+        """Show `visitor` every use, for all cotangents of `output`, which must come from a pass while listening."""
         self._visitor, self._length = visitor, length
         self._check_uses()
         for k, cotangent in enumerate(cotangents):
@@ -203,7 +203,7 @@ class OnePass:
             visitor.end_of_pass()
 
     def _check_uses(self) -> None:
-        """Before anything is shown: is every layer used as in the trial pass?"""
+        """Raise unless every layer is used as in the trial pass, before anything is shown."""
         for use in self._uses:
             if use.module not in self.owned:
                 continue
@@ -212,7 +212,7 @@ class OnePass:
                 raise Unsupported("a layer was called in another way than in the trial pass")
 
     def used_more_than_once(self) -> set[nn.Module]:
-        """Layers one of whose parameters served twice in the forward pass: a sample's gradient is a sum over uses."""
+        """Layers with a parameter that was used twice in the forward pass: a sample's gradient is a sum over uses."""
         times = Counter(name for use in self._uses for name in self.owned.get(use.module, {}).values())
         return {m for m, held in self.owned.items() if any(times[name] > 1 for name in held.values())}
 
@@ -230,7 +230,7 @@ class OnePass:
         assert use.x is not None
         (axis, rows), x = self._layout[use.module, use.call], use.x
         if d.dtype in (torch.float16, torch.bfloat16):
-            # Half precision is what the model computes in, but squares of gradients need the wider range.
+            # The model may compute in half precision, but squares of gradients need a wider range.
             d, x = d.float(), x.float() if x.is_floating_point() else x
         if axis == 0 and rows == 1:
             return x.unsqueeze(1), d.unsqueeze(1)
@@ -239,7 +239,7 @@ class OnePass:
 
 
 def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Where the graph of these begins: autograd goes no further than towards what it is asked for."""
+    """The leaves of the graph of these outputs, so that autograd computes nothing else."""
     found, seen, nodes = [], set(), [o.grad_fn for o in outputs]
     while nodes:
         node = nodes.pop()
@@ -253,7 +253,7 @@ def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 @contextmanager
 def shapes_of_outputs(modules: Any) -> Iterator[Shapes]:
-    """Record the shape of what each call of these layers returns."""
+    """Record the output shape of each call of these layers."""
     shapes: Shapes = {}
     calls: Counter[nn.Module] = Counter()
 

@@ -1,7 +1,7 @@
-"""Per-sample gradients of the common layers, from what went in and the derivative of what came out.
+"""Per-sample gradients of the common layers, from the input and the derivative of the output.
 
-Each rule knows one kind of layer. `gradients` gives them sample by sample; `add_moments` adds the sum over
-samples of |gradient|^power to an accumulator, without ever holding more than a few samples' gradients.
+Each rule is for one kind of layer. `gradients` returns the gradients of each sample; `add_moments` adds the sum over
+samples of |gradient|^power to an accumulator, without holding more than a few samples' gradients at a time.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ from drcl.per_sample.stand_ins import Projection
 
 __all__ = ["Moments", "Rule", "add_power", "is_transposed", "rule_for"]
 
-# Per-sample gradients held at once, in elements. On a CPU they should stay in the cache between being made
-# and being squared; on an accelerator launches cost more than memory.
+# Per-sample gradients to hold at once, in elements. On a CPU they should stay in the cache until they are squared; on
+# an accelerator, kernel launches cost more than memory.
 CPU_CHUNK, DEVICE_CHUNK = 2**19, 2**25
 
 Moments = dict[str, torch.Tensor]
@@ -41,15 +41,15 @@ def add_power(total: torch.Tensor, gradients: torch.Tensor, power: int) -> None:
 
 
 class Rule:
-    """One kind of layer. x and d come as `[samples, rows, ...]`: what each sample brought to the layer.
+    """One kind of layer. Its input x and output derivative d come as `[samples, rows, ...]`.
 
-    `rows` is 1 unless the model folded another dimension into the batch's before calling the layer.
+    `rows` is 1 unless the model folded another dimension into the batch dimension before it called the layer.
     """
 
-    folds: ClassVar[bool] = True  # can the samples lie along another dimension than the first?
+    folds: ClassVar[bool] = True  # whether the samples may lie along another dimension than the first
 
     def fits(self, module: Any) -> bool:
-        """Is the formula right for this layer with these settings?"""
+        """Whether the formula is right for this layer with its settings."""
         return True
 
     def gradients(self, module: Any, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
@@ -57,7 +57,7 @@ class Rule:
         raise NotImplementedError
 
     def add_moments(self, module: Any, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
-        """Add the moments of this one use of the layer to `totals` (only the names it has are wanted)."""
+        """Add the moments of this one use of the layer to `totals`, only for the names in it."""
         names = list(totals)
         step = chunk_length(sum(t.numel() for t in totals.values()), d.device)
         for start in range(0, len(d), step):
@@ -80,7 +80,7 @@ class _Linear(Rule):
         if d.shape[1:-1].numel() > 1:
             super().add_moments(module, x, d, totals, power)
             return
-        # One position a sample: |d a^T|^power = |d|^power (|a|^power)^T, summed over samples by one product.
+        # With one position per sample |d a^T|^power = |d|^power (|a|^power)^T, so one product sums over samples.
         d = _power(d.flatten(0, -2), power)
         if "weight" in totals:
             totals["weight"].addmm_(d.t(), _power(x.flatten(0, -2), power))
@@ -93,7 +93,7 @@ def _power(t: torch.Tensor, power: int) -> torch.Tensor:
 
 
 class _Blocks(_Linear):
-    """A projection in blocks, each a linear map of its own part of the input."""
+    """A projection in blocks; each block is a linear map of its own part of the input."""
 
     def gradients(self, module: Any, x: torch.Tensor, d: torch.Tensor, names: list[str]) -> Moments:
         x, d = x.flatten(1, -2), d.flatten(1, -2)
@@ -140,7 +140,7 @@ class _Conv(Rule):
         if "weight" in names:
             weight_gradient = conv_weight_gradient(module)
             if d.device.type == "cpu" or len(d) == 1:
-                # One sample's convolution is enough to occupy a core, and nothing has to be unfolded.
+                # One sample's convolution keeps a core busy, and needs no unfolding.
                 found["weight"] = torch.stack([weight_gradient(x[i], d[i]) for i in range(len(d))])
             else:
                 found["weight"] = torch.vmap(weight_gradient)(x, d)
@@ -215,7 +215,7 @@ class _Normalisation(Rule):
         return found
 
     def add_moments(self, module: Any, x: torch.Tensor, d: torch.Tensor, totals: Moments, power: int) -> None:
-        # Here it is the activations that fill the memory, not the parameters.
+        # Here the activations fill the memory, not the parameters.
         step = chunk_length(d[0].numel(), d.device)
         for start in range(0, len(d), step):
             part = slice(start, start + step)
@@ -244,7 +244,7 @@ class _RMSNorm(_LayerNorm):
 
 
 class _NamedRMSNorm(_Normalisation):
-    """The same as models of transformers write it themselves; a gain of weight or of 1 + weight has one derivative."""
+    """RMSNorm as transformers models write it; a gain of `weight` and one of `1 + weight` have the same derivative."""
 
     def normalised(self, module: Any, x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + _epsilon(module))
@@ -276,7 +276,7 @@ class _BatchNorm(_Normalisation):
 
 
 class _OwnBatchNorm(_BatchNorm):
-    """One with a forward of its own, such as statistics per task: normalised is what it makes with a gain of one."""
+    """A BatchNorm with its own forward, such as statistics per task; `normalised` is its output with a gain of one."""
 
     def fits(self, module: Any) -> bool:
         return not module.training and module.weight is not None and module.bias is not None
@@ -317,9 +317,9 @@ _RULES: Mapping[type, Rule] = {
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule for exactly this kind of layer; a subclass may compute something else, so it has none.
+    """The rule for exactly this kind of layer; a subclass has none, because it may compute something else.
 
-    Only of batch normalisation there are many, which all end in a gain and a shift; a rule is tried before it is used.
+    Batch normalisation is the exception: all its many kinds end in a gain and a shift. Rules are tested before use.
     """
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) not in _RULES:
         return _OWN_BATCH if _OWN_BATCH.fits(module) else None

@@ -1,7 +1,7 @@
-"""The visitor that adds up powers of per-sample gradients: what the diagonal Fisher and MAS are made of.
+"""The visitor that adds up powers of per-sample gradients, for the diagonal Fisher and MAS.
 
-It stands between `drcl.per_sample.hooks`, which shows it every use of a layer, and the rules of
-`drcl.per_sample.layers`, which know the gradients of each kind of layer.
+It connects `drcl.per_sample.hooks`, which shows it every use of a layer, with the rules of `drcl.per_sample.layers`,
+which compute the gradients of each kind of layer.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ __all__ = ["MomentVisitor"]
 class MomentVisitor(Visitor):
     """Adds the sum over samples of |gradient|^power to `totals`; made for one batch, after its forward pass.
 
-    Only of the names in `totals`: of other parameters somebody else takes care.
+    It handles only the names in `totals`; other parameters are handled elsewhere.
     """
 
     def __init__(self, onepass: OnePass, totals: Moments, power: int) -> None:
@@ -35,7 +35,7 @@ class MomentVisitor(Visitor):
         if not self.owned.get(module):
             return
         if module in self._shared:
-            # A sample's uses have to be summed before the power is taken.
+            # Sum a sample's uses before taking the power.
             self._waiting.append((module, x, d))
             return
         own = {own: self.totals[name] for own, name in self.owned[module].items()}
@@ -43,7 +43,7 @@ class MomentVisitor(Visitor):
 
     def end_of_pass(self) -> None:
         users: dict[str, list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]] = {}
-        # Backward passes go the other way round: summed in the order in which the layers were called.
+        # The backward pass visits layers in reverse; sum in the order in which they were called.
         for module, x, d in reversed(self._waiting):
             for own, name in self.owned[module].items():
                 users.setdefault(name, []).append((module, own, x, d))

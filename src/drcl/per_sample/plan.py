@@ -1,10 +1,9 @@
 """Sums over samples of powers of per-sample gradients: the engine under every importance estimate.
 
 For sample b and cotangent v_b (the derivative of its loss with respect to the model's output) the gradient is
-g_b = J_b^T v_b; what is wanted is the sum over b of |g_b|^power, never a power of the sum. Three routes lead
-there: one batched pass with a rule per layer (`drcl.per_sample.hooks`), `torch.func`, and one sample at a time
-(`drcl.per_sample.fallback`). Which parameter takes which is not assumed but tried, on two samples, before the work
-begins.
+g_b = J_b^T v_b. This module computes the sum over b of |g_b|^power, never a power of the sum. There are three routes:
+one batched pass with a rule per layer (`drcl.per_sample.hooks`), `torch.func`, and one sample at a time
+(`drcl.per_sample.fallback`). A test on two samples decides, before the work begins, which parameter takes which route.
 """
 
 import itertools
@@ -26,10 +25,10 @@ __all__ = ["Cotangents", "Forward", "accumulator", "per_sample_moments"]
 
 Differentiate = Callable[[Any, Any, int], Cotangents]
 
-# Two routes round differently, and a rounding may switch a ReLU; a wrong route is wrong by far more.
+# Two routes round differently, and rounding may switch a ReLU; a wrong route is wrong by much more.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.03}
 
-# Activations of fewer elements than this (4 MB) are light; batches are merged up to that many samples.
+# Activations with fewer elements than this (4 MB) are small; then batches are merged up to that many samples.
 _LIGHT, _MERGED = 2**20, 128
 
 
@@ -44,10 +43,10 @@ def per_sample_moments(
 ) -> tuple[Moments, int]:
     """Sum of |per-sample gradient|^power over all samples of `batches` and all cotangents, and their number.
 
-    `differentiate(output, target, length)` gives a list of cotangents of the output, each with one tensor for
-    every tensor of the output. The model is taken in the mode it is in; call this inside `undisturbed`, since
-    it switches `requires_grad` off. Small batches are put together if `merge` allows it. Sums are float32,
-    float64 for float64 parameters.
+    `differentiate(output, target, length)` returns a list of cotangents of the output, each with one tensor for every
+    tensor of the output. The model stays in its current mode; call this inside `undisturbed`, because it switches
+    `requires_grad` off. Small batches are joined if `merge` allows it. Sums are float32, or float64 for float64
+    parameters.
     """
     for p in model.parameters():
         p.requires_grad_(False)
@@ -109,11 +108,11 @@ class _Plan:
             total.zero_()
 
     def rows(self, length: int, merge: bool) -> int:
-        """How many samples to take at once, when the data come by `length`.
+        """How many samples to process at once, if the data come in batches of `length`.
 
-        The sums lie beside the activations all the time, where an ordinary pass gets its gradients only as
-        its activations go: where activations weigh, half a batch needs no more memory. Where they weigh next
-        to nothing the time goes into the number of batches, and two are put together.
+        The sums are in memory together with all activations, while an ordinary pass frees activations as gradients
+        appear. So with large activations half a batch is used, which needs no more memory. With small activations the
+        number of batches decides the time, so two are joined.
         """
         if self.looped is self.parameters:
             return 1
@@ -150,11 +149,11 @@ class _Plan:
         return {name: p for name, p in self.parameters.items() if name in wanted}
 
     def _definition(self, pair: Any) -> tuple[Cotangents, Moments, Shapes]:
-        """A random cotangent, what the definition gives for it, and the layers' shapes for one sample.
+        """A random cotangent, the result of the definition for it, and the layers' shapes for one sample.
 
-        Random, because that of a well trained model can be too small to tell right from wrong, and zero for
-        the second sample, which is there to be kept apart from the first: one sample alone tells the truth.
-        Of the moments only sums over rows are kept, enough to recognise them by.
+        The cotangent is random, because that of a well-trained model can be too small to show an error. For the second
+        sample it is zero: the sample only tests whether a route keeps samples separate. Of the moments only sums over
+        rows are kept, which is enough to compare them.
         """
         first = take(pair, slice(0, 1))
         probe: list[list[torch.Tensor]] = [[]]
@@ -163,7 +162,7 @@ class _Plan:
 
         def look(output: Any) -> None:
             if any(leaf.ndim == 0 or len(leaf) != 1 for leaf in tensors(output)):
-                raise ValueError("the samples have to lie along the first dimension of the model's output")
+                raise ValueError("the samples must lie along the first dimension of the model's output")
             generator = torch.Generator().manual_seed(0)
             probe[0] += [_random_pair(leaf, generator) for leaf in tensors(output)]
             seen["times"], seen["shapes"] = times_used(output, self.parameters), dict(shapes)
@@ -171,7 +170,7 @@ class _Plan:
 
         def receive(name: str, gradient: torch.Tensor) -> None:
             wide = gradient.to(accumulator(gradient))
-            # The norm sums without a second array as large as the gradient.
+            # The norm needs no second array as large as the gradient.
             norms = torch.linalg.vector_norm(wide.flatten(1), self.power, 1) if wide.ndim > 1 else wide.abs()
             truth[name] = norms**self.power
 
@@ -183,12 +182,12 @@ class _Plan:
         if self.onepass.projections:
             seen["times"], seen["shapes"] = self._in_pieces(first)
         calls = Counter(name for module, _ in seen["shapes"] for name in self.onepass.owned[module].values())
-        # A weight that also enters by another door than its layer's (tied by hand, say) has no complete rule.
+        # A weight that is also used outside its layer (such as one tied by hand) has no complete rule.
         self.onepass.forget([name for name in self.onepass.names if seen["times"][name] != calls[name]])
         return probe, truth, seen["shapes"]
 
     def _in_pieces(self, first: Any) -> tuple[Counter[str], Shapes]:
-        """The same two facts of the pass in which fused layers call their projections."""
+        """Uses and shapes in a pass in which fused layers call their projections."""
         before = [p.requires_grad for p in self.parameters.values()]
         try:
             for p in self.parameters.values():
@@ -201,7 +200,7 @@ class _Plan:
                 p.requires_grad_(requires_grad)
 
     def _explain(self, pair: Any, error: Exception) -> NoReturn:
-        """Say what is wrong: with a batch or with what comes of it, or else with a single sample."""
+        """Raise an error that says whether a batch fails, or only a single sample."""
         with torch.no_grad():
             try:
                 output, target = self.forward(self.model, pair)
@@ -233,7 +232,7 @@ class _Plan:
                 except Unsupported:
                     self.onepass.forget(self.onepass.names)
         if strange and self.onepass.forget_projections():
-            # It may be the fault of the pieces: fused layers are left whole from now on.
+            # The split of fused layers may be the cause, so do not split them from now on.
             self._try_onepass(pair, probe, truth, shapes)
             return
         if strange:
@@ -278,7 +277,7 @@ class _Plan:
 
 
 def _differ(right: torch.Tensor, found: torch.Tensor, computed_in: torch.dtype | None = None) -> bool:
-    """By more than rounding? What is not finite is the same by every route, and is reported at the end."""
+    """Whether they differ by more than rounding. Values that are not finite count as equal; an error comes later."""
     if right.shape != found.shape:
         return True
     tolerance = _TOLERANCE.get(computed_in or right.dtype, 0.2)
@@ -290,7 +289,7 @@ def _mark(moments: torch.Tensor) -> torch.Tensor:
 
 
 def _random_pair(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """For an output of one sample, a cotangent of two: random and zero."""
+    """For the output of one sample, a cotangent for two: random and zero."""
     pair = torch.zeros((2, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device)
     if leaf.is_floating_point():
         pair[0] = torch.randn(leaf.shape[1:], generator=generator).to(leaf)

@@ -1,9 +1,9 @@
 """Linear maps inside larger layers, made visible: attention's projections and the gates of recurrent layers.
 
 `nn.MultiheadAttention`, `nn.LSTM`, `nn.GRU` and `nn.RNN` use their weights inside one fused function, where no hook
-sees what goes in and what comes out. While importance is measured they compute the same in pieces: every weight that is
-a linear map of something is called as a `Projection`, which can be tapped as any layer is. Whether the pieces give what
-the layer gives is tried before it is relied on (`drcl.per_sample.plan`).
+sees inputs and outputs. While importance is measured they compute the same in pieces: every weight that is a linear map
+is called as a `Projection`, which can have a tap like any layer. `drcl.per_sample.plan` first tests that the pieces
+compute the same as the layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Projection", "in_pieces", "projections"]
 
 
 class Projection(nn.Module):
-    """y = W x + b with somebody else's W and b; in `groups` blocks, each with a part of x and of y of its own."""
+    """y = W x + b with W and b of another layer; in `groups` blocks, each with its own part of x and of y."""
 
     bias: nn.Parameter | None
 
@@ -40,24 +40,24 @@ class Projection(nn.Module):
 
 
 class _Pieces:
-    """A layer's projections by name, and how it computes with them."""
+    """A layer's projections by name, and a forward method that uses them."""
 
     def __init__(self, layer: nn.Module) -> None:
         self.parts = _projections_of(layer)
         self.weights = [p.weight for p in self.parts.values()]
 
     def of(self, layer: nn.Module) -> bool:
-        """Whether the layer still has the parameters these were made of."""
+        """Whether the layer still has the parameters from which these were made."""
         now = [p.weight for p in _projections_of(layer).values()]
         return len(now) == len(self.weights) and all(a is b for a, b in zip(now, self.weights))
 
 
-# The same objects in every pass over a model: what one pass learns of them the next one uses.
+# Cached, so that what one pass over a model finds out about the pieces is valid in the next.
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, _Pieces] = weakref.WeakKeyDictionary()
 
 
 def _projections_of(layer: Any) -> dict[str, Projection]:
-    """Of exactly these kinds; a subclass may compute something else, and so may one whose forward was replaced."""
+    """Only for exactly these kinds: a subclass, or a layer whose forward was replaced, may compute something else."""
     if "forward" in vars(layer):
         return {}
     if type(layer) is nn.MultiheadAttention:
@@ -90,13 +90,13 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, _Pieces]]:
 
 
 def projections(model: nn.Module) -> list[nn.Module]:
-    """All of a model."""
+    """All projections of a model."""
     return [projection for _, pieces in _layers(model) for projection in pieces.parts.values()]
 
 
 @contextmanager
 def in_pieces(model: nn.Module) -> Iterator[None]:
-    """The layers call their projections; afterwards they are as they were."""
+    """Inside, the layers call their projections; afterwards they are as they were."""
     replaced = []
     try:
         for layer, pieces in list(_layers(model)):
@@ -121,7 +121,7 @@ def _attention(layer: Any, parts: dict[str, Projection], whole: Callable[..., An
         q, k, v = _projected(layer, parts, query, key, value)
         if layer.batch_first:
             q, k, v = (t.transpose(0, 1) for t in (q, k, v))
-        # Projected before and after, so that what is left to the function has the identity for its weights.
+        # The projections happen outside, so the fused function gets the identity as its weights.
         one = torch.eye(layer.embed_dim, dtype=q.dtype, device=q.device)
         out, weights = F.multi_head_attention_forward(
             *(q, k, v, layer.embed_dim, layer.num_heads, None, None, layer.bias_k, layer.bias_v),
@@ -144,7 +144,7 @@ def _projected(layer: Any, parts: dict[str, Projection], *inputs: Tensor) -> tup
         biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
         made = [parts[name](x) for name, x in zip("qkv", inputs)]
         return tuple(t if b is None else t + b for t, b in zip(made, biases))
-    # Side by side they are one call; a shorter sequence is filled up with zeros, which are cut off again.
+    # Side by side they are one call; a shorter sequence is padded with zeros, which are cut off afterwards.
     time = 1 if layer.batch_first else 0
     lengths = [x.shape[time] for x in inputs]
     longest = max(lengths)
@@ -201,8 +201,8 @@ def _first_states(layer: Any, x: Tensor, hx: Any) -> list[State]:
 def _walk(layer: Any, pair: tuple[Projection, Projection], x: Tensor, first: State, time: int) -> list[State]:
     """All states, with each of the two weights used in one call for all steps.
 
-    The recurrent weight's inputs are the states before each step, found by walking once without a graph. On the second
-    walk a state still acts on all that follow, but through a weight that asks for no gradient.
+    The recurrent weight's inputs are the states before each step, computed in a first run without a graph. In the
+    second run a state still acts on all later ones, but through a weight that requires no gradient.
     """
     into, across = pair
     steps = into(x).unbind(time)
@@ -220,7 +220,7 @@ def _walk(layer: Any, pair: tuple[Projection, Projection], x: Tensor, first: Sta
 
 
 def _cell(layer: Any, i: Tensor, h: Tensor, state: State) -> State:
-    """One step, from what the input and the state before bring to the gates."""
+    """One step, from the contributions of the input and of the previous state to the gates."""
     if isinstance(layer, nn.LSTM):
         into, keep, new, out = (i + h).chunk(4, -1)
         cell = keep.sigmoid() * state[1] + into.sigmoid() * new.tanh()

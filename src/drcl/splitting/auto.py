@@ -1,18 +1,18 @@
-"""`strength="auto"`: the strength that a task of this length can bear, on this network.
+"""`strength="auto"`: a strength that suits the length of the task and the room in the network.
 
 Importance s comes in its own units (`labels="outputs"`, `normalise="none"`). With a task of total step length T taken
-as one step, the proximal map lets T g / (1 + T * strength * s) pass of a gradient g. So k = T * strength says how
-firmly a task is held, whatever the learning rate, the optimizer or the number of steps; that is the unit. T is the
-number of steps of the last task, or the `horizon` that was given, times the mean step size so far. A task that runs
-longer than that is held by k over all of it.
+as one step, the proximal map turns a gradient g into a move of T g / (1 + T * strength * s). So k = T * strength says
+how firmly old tasks are held, whatever the learning rate, the optimizer or the number of steps; that is the unit. T is
+the number of steps of the last task, or the given `horizon`, times the mean step size so far. In a task that runs
+longer, T grows with it, so that k stays the same.
 
-k itself depends on how much room the network has left. What a step lets the new loss fall by is, to first order,
+k itself depends on how much room the network has left. To first order, a step lets the new loss fall by this share:
 
     room(k) = sum of g^2 / (1 + k s)  over  sum of g^2,
 
-over everything that trains, free heads included. The first gradients of a task tell it: k lies half way, in
-logarithms, between `PULL` and the k that leaves `ROOM`. A network with room to spare is held harder, a small one that
-every new task needs as a whole is held less.
+over everything that trains, including free heads. It is measured with the first gradients of a task: k lies half way,
+in logarithms, between `PULL` and the k that leaves `ROOM`. A network with room to spare is held more firmly; a small
+network that every new task needs completely is held less.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 PULL = 150.0
 ROOM = 0.25
-BELIEF = 0.5  # in what the first gradients say, against PULL
-LESS, MORE = 8.0, 256.0  # the factors by which they may ask for less or for more
-WATCHED = 16  # gradients of a task that are looked at
-UNKNOWN = 1000  # steps of a task, where nothing is known of the last one
-# Importance is sorted into half octaves from 2^-40 to 2^24, what has none or is free into the first place.
+BELIEF = 0.5  # the weight of what the first gradients say, against PULL
+LESS, MORE = 8.0, 256.0  # the first gradients may lower k by at most LESS and raise it by at most MORE
+WATCHED = 16  # how many first gradients of a task are measured
+UNKNOWN = 1000  # steps of a task, if nothing is known of the last one
+# Importance is sorted into half octaves from 2^-40 to 2^24; weights that are free or have none go into the first.
 LOWEST, PLACES = -40, 2 * 64 + 2
 
 
@@ -47,7 +47,7 @@ def used(optimizer: DRCL) -> bool:
 
 
 def watch(optimizer: DRCL) -> None:
-    """Before one of the first steps of a task: where its gradient lies, by the importance of the directions."""
+    """Before each of the first steps of a task: add up the gradient's energy by the importance of its directions."""
     progress = optimizer.progress
     if not optimizer.tasks or progress.steps >= WATCHED or not used(optimizer):
         return
@@ -96,7 +96,7 @@ def room(energy: list[float], k: float) -> float:
 
 
 def pull(energy: list[float]) -> float:
-    """k, from where the first gradients lay."""
+    """k, from the energy of the first gradients."""
     if not sum(energy) > 0 or not math.isfinite(sum(energy)):
         return PULL
     low, high = PULL / LESS, PULL * MORE
@@ -107,7 +107,7 @@ def pull(energy: list[float]) -> float:
 
 
 def strength(optimizer: DRCL, group: dict[str, Any]) -> float:
-    """The strength of a group at this moment."""
+    """The current strength of a group."""
     progress = optimizer.progress
     index = next(i for i, g in enumerate(optimizer.param_groups) if g is group)
     travel = progress.travel[index] if index < len(progress.travel) else 0.0
@@ -119,7 +119,7 @@ def strength(optimizer: DRCL, group: dict[str, Any]) -> float:
 
 
 def count(optimizer: DRCL) -> None:
-    """After a step: how far each group has come in this task."""
+    """After a step: count it, and add up how far each group has moved in this task."""
     progress = optimizer.progress
     travel = progress.travel or [0.0] * len(optimizer.param_groups)
     progress.travel = [t + rate(group) for t, group in zip(travel, optimizer.param_groups)]
@@ -127,6 +127,6 @@ def count(optimizer: DRCL) -> None:
 
 
 def start_task(optimizer: DRCL, steps: int) -> None:
-    """The last task took so many steps; a new one begins."""
+    """Begin a new task; the last one took this many steps."""
     progress = optimizer.progress
     progress.horizon, progress.steps, progress.travel, progress.energy = steps, 0, [], []

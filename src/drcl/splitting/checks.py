@@ -1,7 +1,7 @@
-"""Everything a step can refuse, looked at before it changes anything.
+"""Everything a step can refuse, checked before it changes anything.
 
-Training code lives long: schedulers write into groups, heads grow, gradients overflow. What reaches the arithmetic, and
-above all the pointers handed to C, has been checked here: shapes, types, devices, memory that is still there, numbers.
+During long training, schedulers write into groups, heads grow and gradients overflow. So this module checks everything
+that reaches the arithmetic, above all the pointers passed to C: shapes, types, devices, freed memory, numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from drcl.splitting import kernels, lowrank, native
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
 
-# Of a parameter's shape and device; all but the importance are of its type too.
+# State with the parameter's shape and device; all but the importance also have its type.
 TENSORS = ("anchor", "importance", "z", "start", "gradients", "momentum_buffer")
 
 
@@ -25,7 +25,7 @@ def check_step(optimizer: DRCL) -> None:
     """Raise, naming the group or parameter and the remedy, unless the step can be taken."""
     owners = []
     for index, group in enumerate(optimizer.param_groups):
-        try:  # a scheduler, or a hand, may have put anything into the group since it was made
+        try:  # a scheduler or the user may have put anything into the group
             options.group(group, optimizer.solver, strict=optimizer.inner is None)
         except (TypeError, ValueError) as reason:
             raise type(reason)(f"group {index}: {reason}; no weight was changed") from None
@@ -51,7 +51,7 @@ def check_step(optimizer: DRCL) -> None:
         remedy = "scale the loss with torch.amp.GradScaler" if half else "lower lr, clip gradients or skip this batch"
         raise FloatingPointError(
             f"the gradient of {optimizer.name_of(owners[bad])!r} holds NaN or infinite values; no weight was changed. "
-            f"To go on, {remedy}."
+            f"To continue, {remedy}."
         )
 
 
@@ -65,20 +65,20 @@ def _first_bad(optimizer: DRCL, owners: list[Tensor]) -> int:
     return bad
 
 
-# Options of wrapped optimizers that want a tensor for each parameter, which these make in their first step only.
+# Options that need a tensor per parameter, which wrapped optimizers make only in their first step.
 SLOTS = {"momentum": "momentum_buffer", "centered": "grad_avg", "amsgrad": "max_exp_avg_sq"}
 
 
 def _check_inner(inner: torch.optim.Optimizer, index: int, group: dict[str, Any]) -> None:
     """Refuse an option that was switched on too late: the wrapped optimizer would fail after other groups had moved."""
-    if isinstance(inner, torch.optim.SGD):  # makes its buffers whenever they are wanted
+    if isinstance(inner, torch.optim.SGD):  # SGD makes its buffers when it needs them
         return
     for key, slot in SLOTS.items():
         if group.get(key) and any(inner.state.get(p) and slot not in inner.state[p] for p in group["params"]):
             name = type(inner).__name__
             raise ValueError(
-                f"group {index}: {key}={group[key]!r} was switched on after {name} had begun without it; put it back, "
-                f"or make a new {name} and wrap that; no weight was changed"
+                f"group {index}: {key}={group[key]!r} was switched on after {name} had begun without it; switch it "
+                f"off, or make a new {name} and wrap that; no weight was changed"
             )
 
 
@@ -97,7 +97,7 @@ def _check_gradient(optimizer: DRCL, group: dict[str, Any], p: Tensor, g: Tensor
 
 
 def check_parameters(optimizer: DRCL) -> None:
-    """The same at the end of a task: raise unless every parameter is one that its state still fits."""
+    """The same at the end of a task: raise unless the state of every parameter still fits it."""
     check_plain(optimizer)
     for p, state in optimizer.protected():
         check_state(optimizer, p, state)
@@ -105,7 +105,7 @@ def check_parameters(optimizer: DRCL) -> None:
 
 
 def _check_layers(optimizer: DRCL) -> None:
-    """A layer's weight and bias are held together: where one grew, the other has to."""
+    """A layer's weight and bias are held together: if one grew, the other must too."""
     for p, layer in optimizer.progress.layers.items():
         bias = layer.bias
         if bias is not None and len(bias) != len(p):
@@ -116,21 +116,21 @@ def _check_layers(optimizer: DRCL) -> None:
 
 
 def check_plain(optimizer: DRCL) -> None:
-    """Raise if some parameter is no ordinary tensor."""
+    """Raise if a parameter is not an ordinary tensor."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             _check_plain(optimizer, p)
 
 
 def _check_plain(optimizer: DRCL, p: Tensor) -> None:
-    """A quantised tensor holds other memory than its shape tells; shards of FSDP2 and other subclasses are fine."""
+    """A quantised tensor's memory does not match its shape; shards of FSDP2 and other subclasses are fine."""
     reason = sharding.refusal(p)
     if reason is not None:
         raise TypeError(f"parameter {optimizer.name_of(p)!r} {reason}")
 
 
 def check_state(optimizer: DRCL, p: Tensor, state: dict[str, Any]) -> None:
-    """Raise unless what is kept of a parameter still fits it."""
+    """Raise unless the state of a parameter still fits it."""
     shape, device = p.shape, p.device
     for key in TENSORS:
         t = state.get(key)
@@ -140,13 +140,13 @@ def check_state(optimizer: DRCL, p: Tensor, state: dict[str, Any]) -> None:
         if other or sharding.apart(t, p) or _gone(t):
             raise ValueError(
                 f"parameter {optimizer.name_of(p)!r} is {_facts(p)} now, but its {key.replace('_', ' ')} is "
-                f"{_facts(t)}: it was changed since. If it gained rows, call opt.grow(old, new); otherwise put it "
+                f"{_facts(t)}: the parameter was changed. If it gained rows, call opt.grow(old, new); otherwise put it "
                 "back, or make a new optimizer. No weight was changed"
             )
 
 
 def _gone(t: Tensor) -> bool:
-    """Whether the memory of a tensor was given back, as sharding tools do."""
+    """Whether the memory of a tensor was freed, as sharding tools do."""
     t = sharding.local(t)
     return t.data_ptr() == 0 and t.numel() > 0 and not t.is_meta
 

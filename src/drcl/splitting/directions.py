@@ -22,7 +22,7 @@ from drcl.splitting.kernels import Step, Weight, displacement
 
 @dataclass
 class Layer:
-    """An eigenbasis and the bias that is part of it, if one is."""
+    """An eigenbasis, and the bias that it includes, if any."""
 
     basis: Eigenbasis
     bias: Tensor | None
@@ -30,18 +30,18 @@ class Layer:
 
 @dataclass
 class Part:
-    """A layer's weight or bias on its way from r to z; of a sharded one the shard."""
+    """A layer's weight or bias on its way from r to z; if it is sharded, the shard."""
 
     y: Tensor
     anchor: Tensor
     r: Tensor
-    s: Tensor | None  # y - x; None where y holds x already, which without reflection is r
+    s: Tensor | None  # y - x; None if y already holds x, which without reflection is r
     z: Tensor | None = None
-    of: Tensor | None = None  # the parameter, where it is sharded
+    of: Tensor | None = None  # the parameter, if it is sharded
 
     @classmethod
     def proposed(cls, w: Weight, step: Step, wide: torch.dtype) -> Part:
-        """By a gradient, with its momentum advanced; or by a finished displacement."""
+        """From a gradient, whose momentum is updated, or from a finished displacement."""
         of, w = w.y, w.seen(sharding.local)
         y, buffer = w.y.to(wide), None if w.buffer is None else w.buffer.to(wide)
         s = displacement(y, w.g.to(wide), buffer, w.first, step)
@@ -51,12 +51,12 @@ class Part:
 
     @classmethod
     def finished(cls, x: Tensor, anchor: Tensor, wide: torch.dtype) -> Part:
-        """Without reflection the parameter goes from the x it holds to z, and y plays no part."""
+        """Without reflection the parameter goes from x, which it already holds, to z, and y is not needed."""
         y = sharding.local(x)
         return cls(y, sharding.local(anchor), y.to(wide), None, of=_if_sharded(x))
 
     def pair(self, gather: bool) -> tuple[Tensor, Tensor]:
-        """r and a. Where a sharded parameter is gathered their difference, and zero: half as much to send."""
+        """r and a. If a sharded parameter is gathered, their difference and zero: half as much to send."""
         anchor = self.anchor.to(self.r.dtype)
         if self.of is None or not gather:
             return self.r, anchor
@@ -69,7 +69,7 @@ def _if_sharded(p: Tensor) -> Tensor | None:
 
 
 class LayerStep:
-    """One layer between its proposal and its settlement: its weight, and its bias where that moves too."""
+    """One layer between its proposal and its negotiation: its weight, and its bias if that moves too."""
 
     def __init__(self, basis: Eigenbasis, parts: list[Part], rotate: bool) -> None:
         self.basis, self.parts = basis, parts
@@ -105,7 +105,7 @@ class LayerStep:
 
 
 def split(layers: Mapping[Tensor, Layer], weights: Sequence[Weight]) -> tuple[list[list[Weight]], list[Weight]]:
-    """The layers among these weights, each with the bias that moves with it, and the weights that stand alone."""
+    """The layers among these weights, each with the bias that moves with it, and the remaining weights."""
     if not layers:
         return [], list(weights)
     by_parameter = {w.y: w for w in weights}

@@ -1,9 +1,9 @@
 """`stable=0.8`: choose the strength so that this share of the protected weights stays exactly at the anchor.
 
 A weight is held by a step iff |r - a| <= gamma * strength * F, so the strength that holds exactly a share q of them is
-the q-quantile of |r - a| / (gamma * F). It is read off a fixed random sample of coordinates at every step, because
-gradients shrink while a task is learned: a strength that is right on the first batches would hold far more at the end,
-and one that is smoothed lags behind. Which weights are held is decided by the last step alone.
+the q-quantile of |r - a| / (gamma * F). It is computed from a fixed random sample of coordinates at every step, because
+gradients shrink while a task is learned: a strength that is right for the first batches would hold far more at the end,
+and a smoothed one would lag behind. The last step alone decides which weights are held.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from drcl import sharding
 from drcl.splitting.directions import LayerStep
 from drcl.splitting.kernels import Step, Weight, displacement
 
-SAMPLE = 5_000  # coordinates of a group that are watched: the share is off by 0.7 points (standard error) at most
-FLOOR = 1e-6  # added to importance in units of its mean: weights the earlier tasks never used can be held too
+SAMPLE = 5_000  # coordinates to sample per group: the standard error of the share is at most 0.7 points
+FLOOR = 1e-6  # added to importance in units of its mean, so that weights unused by earlier tasks can be held too
 
 
 def choose(
     group: dict[str, Any], weights: list[Weight], step: Step, protected: int, layers: Sequence[LayerStep] = ()
 ) -> float:
-    """The strength for this step. `protected` counts the group's protected weights, those without gradient too.
+    """The strength for this step. `protected` counts the group's protected weights, including those without gradient.
 
-    Of `layers`, held in an eigenbasis, it is directions that are held; of those left out there whole rows at once.
+    In `layers`, which have an eigenbasis, directions are held; those left out of it are held as whole rows.
     """
     bases = [layer.basis for layer in layers]
     active = sum(w.y.numel() for w in weights) + sum(b.directions + b.left_out for b in bases)
-    if not active or not step.penalty.gamma:  # nothing can move, and nothing can be learned about the strength
+    if not active or not step.penalty.gamma:  # nothing moves, so any strength will do
         return float(group["chosen_strength"] or 0.0)
-    # Weights without a gradient do not move, so the others must make up the whole share of movers.
+    # Weights without a gradient do not move, so all that may move are among the others.
     share = 1 - (1 - group["stable"]) * protected / active
     ratios = torch.cat([*_ratios(weights, step, active), *_directions(layers, step, active)])
     held = round(share * len(ratios))
@@ -48,7 +48,7 @@ def _picks(n: int, active: int) -> int:
 
 
 def _ratios(weights: list[Weight], step: Step, active: int) -> list[Tensor]:
-    """|r - a| / (gamma * F) at the sampled coordinates: the strength that would just hold each of them."""
+    """|r - a| / (gamma * F) at the sampled coordinates: the smallest strength that would hold each of them."""
     out = []
     penalty = step.penalty
     mix = penalty.mix or 1.0
@@ -66,12 +66,12 @@ def _ratios(weights: list[Weight], step: Step, active: int) -> list[Tensor]:
 
 
 def _directions(layers: Sequence[LayerStep], step: Step, active: int) -> list[Tensor]:
-    """The same for the directions of layers, whose r - a is already at hand."""
+    """The same for the directions of layers, whose r - a is already computed."""
     out = []
     for p in layers:
         assert p.at is not None
         ratios, basis = p.at.ratios(step.penalty), p.basis
-        # Every direction left out has the ratio of the row, column or tail that it is part of.
+        # Every direction left out has the ratio of its row, column or tail.
         groups, positions, rows, columns = ratios.shape
         m, n = basis.size
         count = groups * positions * m * n
@@ -84,7 +84,7 @@ def _directions(layers: Sequence[LayerStep], step: Step, active: int) -> list[Te
 
 @functools.lru_cache(maxsize=1024)
 def _sample(n: int, picks: int, device: torch.device) -> Tensor:
-    """Positions to watch; the same ones at every step and in every process."""
+    """Positions to sample; the same at every step and in every process."""
     return torch.randint(n, (picks,), generator=torch.Generator().manual_seed(0)).to(device)
 
 

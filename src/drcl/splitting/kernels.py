@@ -1,4 +1,4 @@
-"""The splitting step on tensors, several backends, one reference.
+"""The splitting step on tensors: several backends, and one reference that defines it.
 
 For a parameter held at y with gradient g, anchor a and importance F the step is
 
@@ -7,8 +7,8 @@ For a parameter held at y with gradient g, anchor a and importance F the step is
     z  = prox(r, a, gamma*strength*F) the stability map
     y' = z + s                        consensus (forward-backward: y' = z)
 
-`reference` spells that out for one parameter and any prox. "native" does it in one pass over memory (step.c),
-"foreach" and "compile" in torch; all of them round alike and are tested against the reference.
+`reference` computes exactly this for one parameter and any prox. "native" does it in one pass over memory (step.c),
+"foreach" and "compile" in torch. All of them round in the same way and are tested against the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BACKENDS = ("auto", "native", "foreach", "compile", "reference")
 class Step:
     """Everything about one step that is a number rather than a tensor.
 
-    As it comes, without a learning rate of its own, it takes the gradient for a finished displacement s = y - x.
+    With the defaults, without a learning rate, the gradient is taken as a finished displacement s = y - x.
     """
 
     penalty: Penalty
@@ -51,7 +51,7 @@ class Weight:
     """One protected parameter and its state. `z` is None without reflection, `buffer` None without momentum."""
 
     y: Tensor
-    g: Tensor  # its gradient, or y - x of a proposal that is finished
+    g: Tensor  # its gradient, or y - x of a finished proposal
     anchor: Tensor
     importance: Tensor
     z: Tensor | None = None
@@ -59,7 +59,7 @@ class Weight:
     first: bool = False  # the momentum buffer is empty and starts at this gradient
 
     def seen(self, by: Callable[[Tensor], Tensor]) -> Weight:
-        """With something else in place of each tensor, such as its shard."""
+        """The same with every tensor replaced, for example by its shard."""
         z, buffer = (None if t is None else by(t) for t in (self.z, self.buffer))
         return Weight(by(self.y), by(self.g), by(self.anchor), by(self.importance), z, buffer, self.first)
 
@@ -134,7 +134,7 @@ def _foreach(weights: Sequence[Weight], step: Step) -> None:
         p = list(torch._foreach_add(p, torch._foreach_mul(buffers, step.momentum))) if step.nesterov else buffers
     s = torch._foreach_mul(p, step.lr)
     r = torch._foreach_sub(y, torch._foreach_mul(s, 2.0) if step.reflect else s)
-    # The prox itself has no foreach form that selects; its few passes run tensor by tensor.
+    # torch._foreach cannot select elements, so the prox runs tensor by tensor.
     z = [step.penalty(r_, a, f) for r_, a, f in zip(r, anchor, importance)]
     if weights[0].z is not None:
         torch._foreach_copy_([w.z for w in weights if w.z is not None], z)
@@ -152,8 +152,8 @@ def _compiled() -> Callable[..., None]:
         buffer: Tensor | None,
         n: Tensor,
     ) -> None:
-        # n holds the numbers of the step, so a changed learning rate does not compile again. An infinite strength
-        # makes the bound infinite or NaN, and both comparisons with it select the anchor.
+        # n is a tensor with the numbers of the step, so that a new learning rate does not compile again. An infinite
+        # strength makes the bound infinite or NaN, and both comparisons with it select the anchor.
         lr, momentum, decay, fresh, c, mix, damping, nesterov, sign, reach, carry = n.unbind()
         p = sign * g + decay * y
         if buffer is not None:
@@ -205,7 +205,7 @@ def take(weights: Sequence[Weight], step: Step, backend: str = "auto") -> None:
     fused = backend in ("auto", "native") and step.penalty.mix is not None and any(w.y.is_cpu for w in weights)
     fused = fused and native.load() is not None
     for w in weights:
-        # Once per parameter and step: a small network spends more time here than in the arithmetic.
+        # This runs once per parameter and step: a small network spends more time here than in the arithmetic.
         way = "native" if fused and native.usable(w.y, (w.g, w.anchor, w.importance, w.z, w.buffer)) else ""
         way = way or _route(w, step, backend)
         batches.setdefault((way, w.y.dtype, w.y.device, w.first, w.z is None), []).append(w)
@@ -223,7 +223,7 @@ def take(weights: Sequence[Weight], step: Step, backend: str = "auto") -> None:
 
 
 def _on_shards(weights: Sequence[Weight], step: Step) -> list[Weight]:
-    """Shards in place of sharded tensors, where the prox goes weight by weight; any other is done here, gathered."""
+    """Shards in place of sharded tensors if the prox works weight by weight; otherwise steps here, on whole tensors."""
     alone = step.penalty.mix is not None or isinstance(step.penalty.prox, Box)
     found = []
     for w in weights:
@@ -241,11 +241,11 @@ def _on_shards(weights: Sequence[Weight], step: Step) -> list[Weight]:
 
 
 def _compile_all(weights: list[Weight], step: Step) -> list[Weight]:
-    """The weights that are left to do: those after a failure to compile, which comes before anything is written."""
+    """The weights that remain after a failure to compile; it happens before anything is written."""
     for k, w in enumerate(weights):
         try:
             _compile(w, step)
-        except Exception as reason:  # inductor raises its own kinds where no compiler is found
+        except Exception as reason:  # inductor raises its own exceptions if there is no compiler
             _fall_back("compile", " ".join(str(reason).splitlines()[:2]) or type(reason).__name__)
             return weights[k:]
     return []
@@ -256,7 +256,7 @@ def _route(w: Weight, step: Step, backend: str) -> str:
     same = all(t.dtype == y.dtype and t.device == y.device for t in tensors)
     if backend == "reference" or step.penalty.mix is None or not same or y.dtype in (torch.float16, torch.bfloat16):
         return "reference"
-    # Sizes 0 and 1 would each be compiled for themselves, and torch gives up after a few.
+    # Sizes 0 and 1 would each be compiled separately, and torch gives up after a few.
     if backend == "compile" and y.numel() > 1 and "compile" not in _fallen and all(t.is_contiguous() for t in tensors):
         return "compile"
     return "foreach"
@@ -275,7 +275,7 @@ def first_non_finite(gradients: Sequence[Tensor], backend: str = "auto") -> int:
         if t.numel():
             worst.setdefault(t.device, []).append(torch.isfinite(t.detach().abs().amax()))
             places.setdefault(t.device, []).append(i)
-    # One word from each device, once all of it is on its way.
+    # Queue all the work first, then wait once per device.
     fine = {device: torch.stack(found).cpu() for device, found in worst.items()}
     bad = [i for device, found in fine.items() for i, good in zip(places[device], found.tolist()) if not good]
     return min(bad, default=-1)

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 def check(optimizer: DRCL, factors: Collection[Tensor]) -> None:
-    """ValueError unless the options are ones that a product can be held with."""
+    """ValueError unless a product can be held with these options."""
     if not factors:
         return
     prox = optimizer.solver.prox
     if Penalty(prox, 1.0, 1.0).mix is None:
         raise ValueError(
-            f"prox={prox!r} speaks of single weights, and of adapters the product is held; use prox='l1', 'l2' or "
+            f"prox={prox!r} works only on single weights, but of adapters the product is held; use prox='l1', 'l2' or "
             "'elastic'"
         )
     for index, group in enumerate(optimizer.param_groups):
         if group["stable"] is not None and any(p in factors for p in group["params"]):
             raise ValueError(
-                f"group {index}: stable={group['stable']!r} counts weights that stay in place, and of adapters the "
+                f"group {index}: stable={group['stable']!r} counts weights that stay in place, but of adapters the "
                 "product is held, which has no weights of its own; use strength= instead"
             )
 
@@ -55,27 +55,27 @@ def found(
 ) -> dict[str, Pair]:
     """The adapters among the parameters `named`, by the weight each adds to; `own` are all parameters of the model.
 
-    Refused are options that they cannot be held with, and adapters other than the `saved` ones where these are given.
+    Raises if adapters cannot be held with the optimizer's options, or if they differ from the `saved` ones.
     """
     made = pairs(model, own, set(named.values()))
     check(optimizer, {p for pair in made.values() for p in (pair.a, pair.b)})
     for name in made.keys() ^ saved.keys() if saved is not None else ():
         here, there = ("trained", "unknown") if name in made else ("not trained", "protected")
         raise ValueError(
-            f"the adapter of {name!r} is {there} in the anchor and {here} here: the anchor is of another adapter; give "
-            "this one the same target_modules"
+            f"the adapter of {name!r} is {there} in the anchor and {here} here: the anchor belongs to another adapter; "
+            "give this one the same target_modules"
         )
     return made
 
 
 def measured_on(named: dict[str, nn.Parameter], pairs: Mapping[str, Pair]) -> dict[str, Any]:
-    """What importance is measured of: the weight that an adapter adds to in place of its factors."""
+    """The parameters to measure: the weight that an adapter adds to takes the place of its factors."""
     factors = {p for pair in pairs.values() for p in (pair.a, pair.b)}
     return {n: p for n, p in named.items() if p not in factors} | {n: pair.weight for n, pair in pairs.items()}
 
 
 def of_factors(held: Mapping[str, Adapter], named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The importance of adapters' factors, for reports, by their names."""
+    """The importance of adapters' factors by name, for reports."""
     names, made = {p: n for n, p in named.items()}, {}
     for adapter in held.values():
         for p, values in zip((adapter.a, adapter.b), adapter.importance()):
@@ -92,7 +92,7 @@ def anchored(optimizer: DRCL, adapter: Adapter) -> Adapter:
 
 
 def settle(optimizer: DRCL) -> None:
-    """Negotiate what is proposed to the factors; nothing is left of their proposals then."""
+    """Negotiate the proposals for the factors, and clear these."""
     adapters = optimizer.progress.adapters
     if not adapters:
         return
@@ -151,7 +151,7 @@ def _sides(basis: Eigenbasis, turned: bool, *points: Sequence[Tensor]) -> tuple[
 
 
 def _metric(optimizer: DRCL, p: Tensor, gamma: float) -> Tensor | None:
-    """One over the step size at each weight; None where the parameter does not move."""
+    """One over the step size of each weight; None if the parameter does not move."""
     if not gamma:
         return None
     steps = torch.full_like(p, gamma, dtype=torch.float64 if p.device.type != "mps" else torch.float32)

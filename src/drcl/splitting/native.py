@@ -1,7 +1,7 @@
 """Builds and calls step.c, the fused step for CPU tensors.
 
 The first use compiles it with the system's C compiler (about a second) into the user's cache folder; later uses load
-that file. Where there is no compiler `load` returns None, says so once, and kernels.py uses torch operations instead.
+that file. Without a compiler `load` returns None and warns once, and kernels.py uses torch operations instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("step.c")
-# No fast-math: NaN comparisons and separate rounding of each operation carry meaning in step.c.
+# No fast-math: step.c relies on NaN comparisons and on separate rounding of each operation.
 FLAGS = [
     "-O3",
     "-ffp-contract=off",
@@ -65,7 +65,7 @@ def _processor() -> str:
 
 
 def _build(compiler: list[str], target: Path) -> None:
-    """Compile into a temporary name, then rename: two processes may do this at once."""
+    """Compile to a temporary name, then rename, because two processes may do this at once."""
     failures = []
     for extra in (["-march=native", "-fopenmp"], ["-march=native"], []):
         with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".tmp", delete=False) as part:
@@ -84,7 +84,7 @@ def _build(compiler: list[str], target: Path) -> None:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """The cache folder, or one that is gone again after loading where the cache cannot be written."""
+    """The cache folder, or a temporary one if the cache cannot be written."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -117,7 +117,7 @@ def _compiler() -> list[str]:
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The compiled kernel, or None with one warning that tells why."""
+    """The compiled kernel, or None with one warning that says why."""
     try:
         compiler = _compiler()
         about = repr((FLAGS, compiler, torch.__version__, _processor()))
@@ -133,7 +133,7 @@ def load() -> ctypes.CDLL | None:
             return _open(folder / cached.name)
     except (OSError, AttributeError, subprocess.SubprocessError) as reason:
         warnings.warn(
-            f"drcl: the fused step is not available ({reason}); torch operations do the same several times slower. "
+            f"drcl: the fused step is not available ({reason}); torch operations replace it, several times slower. "
             "Install a C compiler, or pass backend='foreach' to silence this.",
             stacklevel=2,
         )
@@ -141,10 +141,10 @@ def load() -> ctypes.CDLL | None:
 
 
 def usable(first: Tensor, others: Sequence[Tensor | None] = ()) -> bool:
-    """One parameter's tensors can share a flat loop: plain CPU tensors of one float type, shape and dense layout.
+    """Whether one flat loop can process a parameter's tensors: plain CPU tensors of one float type, shape and layout.
 
-    Every pointer that C gets comes from tensors this has looked at. A subclass (a sharded tensor, say) is not plain:
-    its memory may be laid out in another way than its shape tells.
+    Every pointer passed to C comes from tensors checked here. A subclass (such as a sharded tensor) is not plain: its
+    memory may not match its shape.
     """
     if type(first) not in PLAIN or not first.is_cpu or first.dtype not in SUFFIX or first.layout is not torch.strided:
         return False
@@ -168,7 +168,7 @@ def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_int64]:
 
 
 def _threads() -> ctypes.c_int32:
-    """As many as torch uses: the kernel's own OpenMP runtime does not hear of torch.set_num_threads."""
+    """As many as torch uses: torch.set_num_threads does not reach the kernel's own OpenMP runtime."""
     return ctypes.c_int32(torch.get_num_threads())
 
 
@@ -189,6 +189,6 @@ def step(
 
 
 def first_non_finite(library: ctypes.CDLL, tensors: Sequence[Tensor]) -> int:
-    """Index of the first tensor with a NaN or an infinity, or -1. All of one dtype and dense."""
+    """Index of the first tensor with a NaN or an infinity, or -1. All must be dense and have one dtype."""
     function = getattr(library, f"drcl_finite_{SUFFIX[tensors[0].dtype]}")
     return int(function(_threads(), ctypes.c_int64(len(tensors)), _sizes(tensors), _pointers(tensors)))

@@ -1,7 +1,7 @@
-"""Looking on while the two operators negotiate: what a proposal asked for, and what the proximal map let through.
+"""Watches the two operators negotiate: what a proposal asked for, and what the proximal map let through.
 
-``optimizer.progress.observer = Observer()``; set ``armed`` for the steps to look at and `take` what was seen. Nothing
-that is computed depends on it, and a step that is not looked at pays nothing for it.
+Set ``optimizer.progress.observer = Observer()``, set ``armed`` for the steps to watch, and `take` the result. Watching
+changes nothing in the computation, and steps that are not watched cost nothing extra.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Negotiation:
     squared_passed: float = 0.0
     squared_residual: float = 0.0
     weights: int = 0
-    still: int = 0  # weights whose z stayed bit for bit
+    still: int = 0  # weights whose z did not change in any bit
     picked_proposed: dict[Tensor, Tensor] = field(default_factory=dict)
     picked_passed: dict[Tensor, Tensor] = field(default_factory=dict)
 
     @property
     def proposed(self) -> float:
-        """|x - y|_2: what the gradients of the proposal ask for."""
+        """|x - y|_2: how far the proposal wants to move."""
         return math.sqrt(self.squared_proposed)
 
     @property
     def passed(self) -> float:
-        """|z' - z|_2: how far the weights to ship went."""
+        """|z' - z|_2: how far the deployed weights moved."""
         return math.sqrt(self.squared_passed)
 
     @property
@@ -47,7 +47,7 @@ class Negotiation:
 
 @dataclass
 class _Before:
-    """A weight before its negotiation, and where z is found after it."""
+    """A weight before its negotiation, and the tensor that holds z afterwards."""
 
     parameter: Tensor
     y: Tensor
@@ -57,8 +57,8 @@ class _Before:
 
 
 class Observer:
-    """Looks at negotiations while it is `armed`. `picks` are positions in flattened parameters whose single updates are
-    kept as well."""
+    """Watches negotiations while it is `armed`. For the positions in `picks`, into flattened parameters, it also keeps
+    the single updates."""
 
     def __init__(self, picks: Mapping[Tensor, Tensor] | None = None) -> None:
         self.armed = False
@@ -91,7 +91,7 @@ class Observer:
     @torch.no_grad()
     def settled(self, group: Mapping[str, Any], before: Sequence[_Before]) -> None:
         """After: the parameters hold y', and their states z'."""
-        if id(group) in self._groups or not self.seen:  # the same group once more is the next iteration
+        if id(group) in self._groups or not self.seen:  # if a group comes again, the next iteration begins
             self._groups = set()
             self.seen.append(Negotiation())
         self._groups.add(id(group))

@@ -1,4 +1,4 @@
-"""The plasticity half of a step: how x comes about. By SGD in one pass with the negotiation, by several steps of SGD or
+"""The plasticity half of a step, which computes x: by SGD in one pass with the negotiation, by several steps of SGD or
 of a wrapped optimizer, or by solving for the proximal map of the loss."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
     if closure is not None and not lbfgs:
         with torch.enable_grad():
             loss = closure()
-    if not lbfgs:  # which looks at no gradient but those of its own evaluations
+    if not lbfgs:  # LBFGS uses only the gradients of its own evaluations
         check_step(optimizer)
         auto.watch(optimizer)
     if optimizer.inner is None and optimizer.solver.plasticity_steps == 1 and not optimizer.progress.adapters:
@@ -68,7 +68,7 @@ def explicit(optimizer: DRCL, closure: Closure | None) -> Any:
 
 
 def _seem_filled(optimizer: DRCL) -> None:
-    """torch.distributed.checkpoint takes a step of its own with an optimizer that has no state at all."""
+    """Give the optimizer some state: torch.distributed.checkpoint takes a step with one that has none."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             if sharding.is_sharded(p):
@@ -77,7 +77,7 @@ def _seem_filled(optimizer: DRCL) -> None:
 
 @contextlib.contextmanager
 def _put_back(inner: torch.optim.Optimizer, optimizer: DRCL, gammas: list[float]) -> Iterator[None]:
-    """torch's optimizers set up the state of some parameters before they refuse the gradient of another."""
+    """Restore the state after a failed step: torch's optimizers fill some state before they refuse a gradient."""
     kept = {p: dict(state) for p, state in inner.state.items()}
     try:
         yield
@@ -93,14 +93,14 @@ def _put_back(inner: torch.optim.Optimizer, optimizer: DRCL, gammas: list[float]
             name = type(inner).__name__
             raise RuntimeError(
                 f"the wrapped {name} could not take its step ({type(reason).__name__}: {reason}). An option of its "
-                "groups does not fit the state it has built up, such as a momentum that was 0 when it began: put the "
-                f"option back, or make a new {name} and wrap that"
+                "groups does not fit its state, such as a momentum that was 0 at the start: put the option back, or "
+                f"make a new {name} and wrap that"
             ) from reason
         raise
 
 
 def _step(optimizer: DRCL, group: dict[str, Any], gamma: float, **sgd: Any) -> Step:
-    """The numbers of a group's step; without those of SGD for a proposal that is finished."""
+    """The numbers of a group's step; a finished proposal does not need those of SGD."""
     penalty = penalty_of(optimizer, group, gamma)
     return Step(penalty, reflect=optimizer.solver.splitting != "forward-backward", **sgd)
 
@@ -111,13 +111,13 @@ def _numbers(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weight(optimizer: DRCL, p: Tensor, g: Tensor) -> Weight:
-    """A protected parameter with its anchor, and `g` as what is proposed."""
+    """A protected parameter with its anchor and the proposal `g`."""
     state = optimizer.state[p]
     return Weight(p, g, state["anchor"], state["importance"], state.get("z"))
 
 
 def _with_gradients(optimizer: DRCL, group: dict[str, Any], held: list[Tensor]) -> list[Weight]:
-    """Protected parameters whose SGD step and negotiation are one pass over memory."""
+    """Protected parameters, for an SGD step and a negotiation in one pass over memory."""
     weights = []
     for p in held:
         assert p.grad is not None
@@ -158,7 +158,7 @@ def implicit(optimizer: DRCL, closure: Closure) -> Any:
 
 
 def _begin(optimizer: DRCL, every: bool) -> None:
-    """Remember y where a new proposal starts; a parameter without gradient has no part in it."""
+    """Remember y at the start of a proposal; a parameter without gradient takes no part in it."""
     fresh = optimizer.progress.steps_in_proposal == 0
     if fresh:
         optimizer.progress.gammas = [0.0] * len(optimizer.param_groups)
@@ -175,13 +175,13 @@ def _begin(optimizer: DRCL, every: bool) -> None:
 
 
 def finish(optimizer: DRCL) -> None:
-    """Negotiate the proposal as it stands: the model goes back to y, and y - x takes the place of gamma * gradient."""
+    """Negotiate the current proposal: the model goes back to y, and y - x takes the place of gamma * gradient."""
     lowrank.settle(optimizer)
     for group, gamma in zip(optimizer.param_groups, optimizer.progress.gammas):
         step, sizes = _step(optimizer, group, gamma), None
         if not told_by_groups(optimizer):
-            whole = group if group["strength"] == AUTO else None  # which knows no scale but that of the group
-            sizes = Sizes(optimizer, gamma, step.penalty.damping, whole)  # damping is part of what it returns
+            whole = group if group["strength"] == AUTO else None  # "auto" has one scale for the whole group
+            sizes = Sizes(optimizer, gamma, step.penalty.damping, whole)  # it adds the damping itself
             step = dataclasses.replace(step, penalty=dataclasses.replace(step.penalty, damping=0.0))
         layers = _layers(optimizer, group, sizes)
         arrived = [] if step.reflect else [(layer, moved) for layer, moved in layers.values()]
@@ -204,7 +204,7 @@ def finish(optimizer: DRCL) -> None:
 
 
 def _layers(optimizer: DRCL, group: dict[str, Any], sizes: Sizes | None) -> dict[Tensor, tuple[Layer, list[Tensor]]]:
-    """Layers with an eigenbasis, in the step sizes of this proposal, and what moved of them."""
+    """Layers with an eigenbasis, in the step sizes of this proposal, each with its parts that moved."""
     found = {}
     for p in group["params"]:
         layer = optimizer.progress.layers.get(p)
@@ -221,7 +221,7 @@ def _layers(optimizer: DRCL, group: dict[str, Any], sizes: Sizes | None) -> dict
 
 
 def _divided(optimizer: DRCL, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """The parameters with a gradient: those nothing protects, and those that are held."""
+    """The parameters with a gradient: the unprotected ones, and the protected ones."""
     plain: list[Tensor] = []
     held: list[Tensor] = []
     for p in group["params"]:

@@ -1,7 +1,7 @@
-"""The stability half of a step: what becomes of a proposal. The proximal map about the anchor, then consensus.
+"""The stability half of a step: the proximal map of a proposal about the anchor, then consensus.
 
-Single weights are handed to the kernels, layers with an eigenbasis are settled along its directions. Where a share of
-weights to hold is given in place of a strength, the strength is chosen here, from the proposal at hand.
+Single weights go to the kernels; layers with an eigenbasis are negotiated along its directions. With ``stable``, a
+share of weights to hold, the strength is chosen here from the current proposal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def penalty_of(optimizer: DRCL, group: dict[str, Any], gamma: float) -> Penalty:
-    """The group's penalty. With a share to hold the strength is still to be chosen."""
+    """The group's penalty. With ``stable`` its strength is chosen later."""
     damping = float(group["damping"])
     if group["stable"] is not None:
         damping = max(damping, held_share.FLOOR)
@@ -47,9 +47,9 @@ def negotiate(
 ) -> None:
     """z and the next y of these weights.
 
-    `arrived` are layers whose parameters hold x already: without reflection there is nothing else to know. `starts` are
-    the y they come from, for whoever looks on. `layers` are all layers with directions, by their weight, where the
-    proposal has step sizes of its own.
+    `arrived` are layers whose parameters already hold x; without reflection nothing else is needed. `starts` are the y
+    they come from, for an observer. `layers` are all layers with directions, by their weight, if the proposal has step
+    sizes of its own.
     """
     rotate = group["stable"] is not None or not math.isinf(step.penalty.strength)
     known = optimizer.progress.layers if layers is None else layers
@@ -69,7 +69,7 @@ def negotiate(
             parts = [Part.finished(p, optimizer.state[p]["anchor"], wide) for p in params]
             yield LayerStep(held.basis.at_work(wide), parts, rotate)
 
-    # Where nobody has to see all proposals first there is one at a time: a gathered layer is as large as it is whole.
+    # One at a time unless all are needed at once, because a gathered layer takes its full size in memory.
     steps: Iterable[LayerStep] = list(proposals()) if watched or group["stable"] is not None else proposals()
     if observer is not None and watched:
         before = observer.offered(weights, step, [p for _, params in arrived for p in params], starts or {})

@@ -1,15 +1,15 @@
 """The step size that a proposal really took.
 
-A proximal map negotiates fairly only with the step size of the proposal beside it. Where x = y - gamma * grad f, weight
-by weight, the map of gamma * strength * penalty has the minimiser of loss + strength * penalty as its fixed point; with
-any other gamma it has that of another strength. So gamma is what the proposal moves per unit of a gradient that lasts:
+The proximal map must use the same step size as the proposal. If x = y - gamma * grad f, weight by weight, the fixed
+point of the map of gamma * strength * penalty is the minimiser of loss + strength * penalty; with any other gamma it is
+the minimiser for another strength. So gamma is how far the proposal moves per step and unit of a constant gradient:
 
     SGD                 lr
-    SGD with momentum   lr * (1 - dampening) / (1 - momentum)     the buffer sums a lasting gradient up to that
-    Adam and its kin    lr / (sqrt(v) + eps)                      another one at every weight
-    anything else       |x - y| / |sum of the gradients|          measured, one for each parameter
+    SGD with momentum   lr * (1 - dampening) / (1 - momentum)     the buffer sums a constant gradient up to that
+    Adam and similar    lr / (sqrt(v) + eps)                      different for every weight
+    anything else       |x - y| / |sum of the gradients|          measured, one per parameter
 
-In an eigenbasis the metric 1/gamma of Adam is seen along each direction: its diagonal there.
+In an eigenbasis, Adam's metric 1/gamma is replaced by its diagonal along the directions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def rate(group: dict[str, Any]) -> float:
-    """What a step moves a weight by, per unit of a gradient that lasts, as far as the group's numbers tell."""
+    """How far a step moves a weight per unit of a constant gradient, as far as it follows from the group's numbers."""
     lr, momentum = float(group["lr"]), float(group.get("momentum") or 0.0)
     if not 0 < momentum < 1:
         return lr
@@ -38,19 +38,19 @@ def rate(group: dict[str, Any]) -> float:
 
 
 def told_by_groups(optimizer: DRCL) -> bool:
-    """Whether `rate` is all there is to know: of SGD, its own or a wrapped one, and of LBFGS with its line search."""
+    """Whether `rate` is the step size: for SGD, its own or a wrapped one, and for LBFGS with its line search."""
     return optimizer.inner is None or isinstance(optimizer.inner, (torch.optim.SGD, torch.optim.LBFGS))
 
 
 def measures(optimizer: DRCL, p: Tensor) -> bool:
-    """Whether the gradients of this parameter have to be summed up to know the step size."""
+    """Whether the step size needs the sum of this parameter's gradients."""
     return not told_by_groups(optimizer) and _metric(optimizer, p) is None and not _like_adam(optimizer)
 
 
 class Sizes:
     """The step sizes of one group's finished proposal, relative to the sum of its rates.
 
-    With `whole`, the group, they are relative to that of the group as a whole: one there, and more or less elsewhere.
+    With `whole`, the group, they are relative to the mean step size of the group.
     """
 
     def __init__(self, optimizer: DRCL, gamma: float, damping: float, whole: dict[str, Any] | None = None) -> None:
@@ -66,7 +66,7 @@ class Sizes:
                 self.mean = total / sum(p.numel() for p in moving)
 
     def weights(self, p: Tensor, importance: Tensor) -> Tensor:
-        """Importance, with the damping, times gamma at each weight over the sum of the rates."""
+        """Importance plus damping, times gamma of each weight, divided by the sum of the rates."""
         importance = importance + self.damping
         metric = _metric(self.optimizer, p)
         if metric is None:
@@ -83,7 +83,7 @@ class Sizes:
         groups, positions = basis.eigenvalues.shape[:2]
         whole = as_matrix(metrics[0].to(values.dtype), groups, positions)  # type: ignore[union-attr]
         if basis.bias:
-            # A bias that does not move has no step size: that of its output's weights stands in.
+            # A bias that does not move has no step size, so use that of its output's weights.
             own = whole.mean(-1) if len(parts) == 1 else metrics[1].to(values.dtype).reshape(groups, 1, -1)  # type: ignore[union-attr]
             whole = torch.cat([whole, own[..., None]], -1)
         return replace(
@@ -91,7 +91,7 @@ class Sizes:
         )
 
     def _measured(self, parts: Sequence[Tensor]) -> Tensor | float:
-        """How far these parameters went together, over their summed gradients and the sum of the rates."""
+        """How far these parameters moved together, divided by their summed gradients and the sum of the rates."""
         moved: list[Tensor] = []
         pulled: list[Tensor] = []
         for p in parts:
@@ -101,7 +101,7 @@ class Sizes:
                 pulled.append(sharding.squared(state["gradients"]))
         if not pulled or not self.gamma > 0:
             return 1.0
-        # A number on the parameters' device: to ask for it would wait for the device.
+        # The number stays on the parameters' device, because reading it would wait for the device.
         below = torch.stack(pulled).sum()
         return torch.where(below > 0, (torch.stack(moved).sum() / below).sqrt() / self.gamma, 1.0)
 
@@ -112,7 +112,7 @@ def _like_adam(optimizer: DRCL) -> bool:
 
 
 def _metric(optimizer: DRCL, p: Tensor) -> Tensor | None:
-    """sqrt(v) + eps, by which Adam divides, corrected for its start; None where no such thing is kept."""
+    """sqrt(v) + eps, by which Adam divides, with bias correction; None if the optimizer keeps no v."""
     if optimizer.inner is None:
         return None
     state = optimizer.inner.state.get(p, {})
@@ -120,6 +120,6 @@ def _metric(optimizer: DRCL, p: Tensor) -> Tensor | None:
     if not _like_adam(optimizer) or not isinstance(v, Tensor) or v.shape != p.shape or "step" not in state:
         return None
     group = next(g for g in optimizer.param_groups if any(q is p for q in g["params"]))
-    step = state["step"]  # on a device where Adam runs fused or is captured, and then left there
+    step = state["step"]  # may be on a device, if Adam runs fused or is captured, and then stays there
     start = 1 - float(group["betas"][1]) ** (step if isinstance(step, Tensor) and not step.is_cpu else float(step))
     return (v / start).sqrt_().add_(float(group["eps"]))

@@ -46,7 +46,7 @@ def test_streams_and_networks_are_as_promised(name):
 
 
 def test_the_spg_suite_has_its_counts():
-    """450/50 images a class of 500, and 1,000/100 of ImageNet's, as published."""
+    """450/50 images per class of 500, and 1,000/100 of ImageNet's, as published."""
     cifar = benchmarks.get("cifar100-10").stream(seed=1, data=empty(100, (3, 32, 32), 500))
     assert np.bincount(cifar[4].train.labels).tolist() == [450] * 10
     assert np.bincount(cifar[4].valid.labels).tolist() == [50] * 10

@@ -27,7 +27,7 @@ KINDS = tuple(SPECS)
 
 
 def toy_stream(scenario: str = "task", tasks: int = 3, per_class: int = 12, seed: int = 0, side: int = 8) -> Stream:
-    """Two noisy prototypes a task: learnt in a few steps, and forgotten as quickly."""
+    """Two noisy prototypes per task: learnt in a few steps, and forgotten as quickly."""
     rng = np.random.default_rng(seed)
     shape, classes = (1, side, side), 2 * tasks
     prototypes = rng.integers(40, 216, (classes, *shape))
@@ -49,7 +49,7 @@ def network(kind: str | dict[str, Any], stream: Stream, seed: int = 0) -> Networ
 
 
 class Walk:
-    """Train `method` on `stream`; `accuracy` grows by a row a task, each measured on all tasks seen."""
+    """Train `method` on `stream`; `accuracy` grows by one row per task, each measured on all tasks seen."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ def test_what_it_keeps_and_how_often_it_trains(name):
     assert (able.old_data == "all") == (len(method.data(stream[1], stream)) > 1)
     method.at.task = 1
     assert able.passes == method.stages
-    # A method that does nothing at the end of a task works where nobody says that one ended.
+    # A method that does nothing at the end of a task also works if ends are not announced.
     assert able.task_ends or type(method).after_task is Method.after_task
     if able.old_data != "all":
         Walk(method, stream, epochs=1, lr=1e-3, momentum=0.0).run()

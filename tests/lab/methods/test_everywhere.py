@@ -34,7 +34,7 @@ USUAL = {"tasks": 2, "steps": 3, "batch": 10, "lr": 0.001, "limit_per_class": 2,
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """CIFAR-100 in its binary form: a coarse and a fine label, then 3,072 bytes; two noisy images a class."""
+    """CIFAR-100 in its binary form: a coarse and a fine label, then 3,072 bytes; two noisy images per class."""
     root = tmp_path_factory.mktemp("data")
     folder = root / "cifar-100-binary"
     folder.mkdir()

@@ -17,7 +17,7 @@ NEEDS_TASK_IDS = {"hat", "wsn", "packnet", "trgp", "cuber", "ibpcl", "ban"}
 PLAIN_SGD_ONLY = {"gpm", "sgp", "became", "hat", "ncl", "owm", "trgp", "cuber"}
 # Noise on the weights or gates that open slowly: these need more than a handful of steps to leave chance.
 SLOW = {"hat": 25, "ucl": 25, "mesu": 25, "evcl": 25, "ibpcl": 6, "ban": 6}
-# In how many of two tasks steps are counted, where it is not both: all data at once, or an encoder that is frozen.
+# How many of two tasks train step by step, if not both: all data at once, or a frozen encoder.
 TRAINED = {"joint": 0, "sb-mcl": 1}
 
 

@@ -1,4 +1,4 @@
-"""TRGP: GPM where nobody is trusted; scaled weights by hand; old answers stay put while frozen weights are scaled."""
+"""TRGP: GPM if no old task is trusted; scaled weights by hand; old answers stay put while frozen weights are scaled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads: one a task, a shared one, and one that grows."""
+"""Heads: one per task, a shared one, and one that grows."""
 
 from __future__ import annotations
 

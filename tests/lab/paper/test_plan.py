@@ -65,7 +65,7 @@ def test_the_headlines_conditions():
 
 
 def test_a_plans_own_runs_fit_its_rows(tmp_path):
-    """What is run is found again: the settings that tell rows apart hold for the configs of their own row."""
+    """Runs can be found again: every config matches the settings that identify its own row."""
 
     for item in PAPER.items:
         experiment = PAPER.experiment_of(item)

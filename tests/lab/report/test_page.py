@@ -234,7 +234,7 @@ def test_the_browser_would_notice(chrome, tmp_path):
 
 @pytest.mark.parametrize("broken", ["failed", "unfinished", "damaged"])
 def test_a_grid_value_that_failed_on_every_seed_is_listed_as_broken(tmp_path, broken):
-    """What is left of a grid keeps its names: one value of two is still told apart."""
+    """The rest of a grid keeps its names, even if only one of two values is left."""
     for seed in range(2):
         write_run(tmp_path, "ewc", seed, name=f"good{seed}", options={"lam": 1.0}, tasks=3)
         bad = write_run(tmp_path, "ewc", seed, name=f"bad{seed}", options={"lam": 10.0}, tasks=3)

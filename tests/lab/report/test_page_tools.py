@@ -147,7 +147,7 @@ def test_a_finger_shows_the_words_and_another_tap_hides_them(chrome, two_benchma
 
 @needs_browser
 def test_the_values_lie_on_what_is_drawn(chrome, two_benchmarks):
-    """A place that speaks is at the marker it speaks of."""
+    """A mark with a text is at the marker that the text is about."""
     chrome.open(two_benchmarks, 1280)
     far = chrome.evaluate("""
     (() => {

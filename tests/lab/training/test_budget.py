@@ -1,4 +1,4 @@
-"""A budget of its own for the first task, a rate of their own for later ones, and who is not touched by it."""
+"""A separate budget for the first task, a separate rate for later ones, and what they do not affect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rate_of(name: str, task: int, run: float) -> float:
 
 @pytest.fixture
 def optimizers(monkeypatch):
-    """The rate and the momentum in force at each step, by task; None where an optimizer has no momentum."""
+    """The rate and the momentum at each step, by task; None if an optimizer has no momentum."""
     seen: dict[int, set[tuple[float, float | None]]] = {}
     original = steps.Step.__call__
 

@@ -130,7 +130,7 @@ def test_the_published_numbers():
 
 
 class Rates(Watcher):
-    """What the learner tells of rates and validation losses, an epoch each."""
+    """The rates and validation losses that the learner reports, one per epoch."""
 
     def __init__(self) -> None:
         self.rates: list[float] = []

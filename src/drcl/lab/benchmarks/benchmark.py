@@ -17,7 +17,7 @@ from drcl.lab.streams import BUILDERS, Scenario, Stream, split_parts
 from drcl.lab.streams.view import View
 
 Schedule = Literal["constant", "cosine", "plateau"]
-# Arguments of a builder that a benchmark gives itself, under names of their own.
+# Arguments of a builder that the benchmark sets through its own options.
 _GIVEN = ("data", "seed", "tasks", "scenario", "valid", "view", "steps", "batch", "size", "channels")
 _PIXELS: dict[str, Any] = {
     "mean": list[float] | float,
@@ -106,7 +106,7 @@ class Benchmark:
         parameters = dict(inspect.signature(BUILDERS[self.builder]).parameters)
         rest = [name for name, p in parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD]
         ours = self.builder in BUILDERS.ours
-        if rest and ours:  # ours hand the rest on to the one who cuts the data
+        if rest and ours:  # our builders pass the rest on to the function that splits the data
             parameters |= inspect.signature(split_parts).parameters
         return [name for name in parameters if name not in (*_GIVEN, *rest)], bool(rest) and not ours
 
@@ -131,7 +131,7 @@ class Benchmark:
             raise ValueError(f"tasks={tasks}: {self.name} has {self.tasks}; for more, give tasks to benchmarks.get")
         given: dict[str, Any] = dict(self.arguments)
         if self.builder == "chain":
-            # The chain brings every set to one shape, so these two are its own arguments.
+            # The chain converts all sets to one shape, so it has these two arguments itself.
             given.update({key: self.pixels[key] for key in ("size", "channels") if key in self.pixels})
         else:
             given["tasks"] = self.tasks
@@ -150,7 +150,7 @@ class Benchmark:
         """The data set itself, or those of a chain."""
         options = self.options_of_data()
         for name, given in options.items():
-            # Before they become arguments of a call: one that is called `root` would be given twice.
+            # Check before the call, because an argument called `root` would be passed twice.
             check_options(name, given)
         found = [load(name, root=data_root, **options[name]) for name in self._data_names()]
         return found[0] if isinstance(self.data, str) else found

@@ -94,7 +94,7 @@ def _settings(name: str, table: Mapping[str, Any], path: Path) -> dict[str, Any]
             raise PluginError(f"[{name}]: {wrong}") from None
     where = settings.get("options", {}).get("path")
     if isinstance(where, str) and not Path(where).exists() and (path.parent / where).exists():
-        # As seen from here, else as seen from the file.
+        # Relative to the current folder, otherwise relative to the file.
         settings["options"] = {**settings["options"], "path": str(path.parent / where)}
     return settings
 

@@ -16,7 +16,7 @@ from drcl.lab.common.registry import Registry
 from drcl.lab.streams import BUILDERS, Stream
 
 _MERGED = ("options", "arguments", "model", "pixels")
-# The settings a benchmark has, and whether it needs them; its builder is the function that is decorated.
+# The settings of a benchmark, and whether they are required; the decorated function is its builder.
 _SETTINGS = {
     entry.name: entry.default is MISSING and entry.default_factory is MISSING
     for entry in fields(Benchmark)
@@ -46,7 +46,7 @@ def get(name: str, **overrides: Any) -> Benchmark:
     arguments, a different data set with its own options.
     """
     if name not in BENCHMARKS:
-        # Half the field says permuted-mnist, the other half mnist-permuted: words in any order are understood.
+        # Both permuted-mnist and mnist-permuted are common, so words may come in any order.
         words = sorted(name.lower().replace("_", "-").split("-"))
         near = [known for known in BENCHMARKS if sorted(known.split("-")) == words]
         near = near or get_close_matches(name, BENCHMARKS, n=1)
@@ -82,7 +82,7 @@ def register(name: str, **settings: Any) -> Callable[[Builder], Builder]:
             BUILDERS.register(name, build, build.__module__)
         table = {**settings, "builder": known or name}
         BENCHMARKS.register(name, table, build.__module__)
-        _made(name, table)  # refuses what makes no sense
+        _made(name, table)  # raises for impossible settings
         return build
 
     return add
@@ -107,7 +107,7 @@ def override(benchmark: Benchmark, **overrides: Any) -> Benchmark:
             other_kind = key == "model" and value.get("kind", old.get("kind")) != old.get("kind")
             value = dict(value) if other_kind else {**old, **value}
         elif key in ("epochs", "steps") and value is not None:
-            # One counts the length of a task; asking for it in one way takes back the other.
+            # Both set the length of a task, so setting one removes the other.
             changed.setdefault("steps" if key == "epochs" else "epochs", None)
         elif key == "data" and isinstance(value, list):
             value = tuple(value)

@@ -68,7 +68,7 @@ class Board:
     title: str = ""
     began: float = field(default_factory=time.monotonic)
     live: bool = False
-    expected: int = 0  # lines to come included
+    expected: int = 0  # including lines to come
 
     def update(self, update: Update) -> None:
         """Take an update from a sweep."""
@@ -136,7 +136,7 @@ class Board:
         room = max(4, self.console.height - 6)
         if len(self.lines) <= room:
             return list(self.lines)
-        # The running ones first of all, then the latest failures and results, in the order of the plan.
+        # Running ones come first, then the latest failures and results, in the order of the plan.
         ranked = sorted(self.lines, key=lambda line: (line.state is None, bool(line.outcome), line.outcome != "failed"))
         kept = {id(line) for line in ranked[:room]}
         return [line for line in self.lines if id(line) in kept]

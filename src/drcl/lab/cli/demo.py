@@ -142,7 +142,7 @@ class Demo:
             parts.append(Text("These results already existed; drcl demo --again runs everything again.\n", "yellow"))
         places = Table.grid(padding=(0, 2))
         places.add_column()
-        places.add_column(overflow="fold")  # a path that is cut short is of no use
+        places.add_column(overflow="fold")  # a truncated path would be useless
         places.add_row(Text("page", style="dim"), Text(str(self.page), style="bold"))
         places.add_row(Text("runs", style="dim"), Text(f"{self.out / 'runs'}/"))
         places.add_row(Text("next", style="dim"), Text("drcl list benchmarks · drcl list methods · drcl run --help"))

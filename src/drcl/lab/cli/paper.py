@@ -178,7 +178,7 @@ def _on(board: Board, search: tuning.Search, jobs: Sequence[Job]) -> Tell:
 def _sweep(
     here: Console, todo: Sequence[Job], at_once: int, cluster: str | None, shared: bool, jobs: int | None, quick: bool
 ) -> sweep.Outcome:
-    # Runs of seconds are not worth a process each, unless several at a time are asked for.
+    # Runs that take seconds are not worth their own process, unless the user asks for several at a time.
     backend = workers.here if quick and jobs is None else workers.processes(at_once)
     if cluster is not None:
         with told(FAILURE, ClusterError):
@@ -246,7 +246,7 @@ def figure(
     if name not in paper.figures:
         fail(f"{name!r} is not a figure of the paper: choose one of {', '.join(paper.figures)}", USAGE)
     mine = of_item(paper, name, gathered(runs, budget), budget)
-    with told(FAILURE, ValueError, OSError):  # too few runs are refused with a sentence that says which are needed
+    with told(FAILURE, ValueError, OSError):  # with too few runs, the error says which are needed
         path = save(draw(name, mine), output or Path(f"{name}.svg"))
     console().print(
         Text.assemble((str(path), "bold"), f"  {FIGURES[name].title}, from {len(mine)} runs"), soft_wrap=True

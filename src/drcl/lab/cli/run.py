@@ -19,7 +19,7 @@ from drcl.lab.runs.config import PREFIXES, RunConfig
 from drcl.lab.runs.execute import execute
 from drcl.lab.runs.read import Run
 
-# One folder inside --out: no way up, no way down, nothing hidden that `drcl table` would not find.
+# One folder inside --out: no path separators, no "..", and no hidden name that `drcl table` would not find.
 _PLAIN_NAME = re.compile(r"[^\W_][\w +=.,@()-]*|_[\w +=.,@()-]*")
 
 
@@ -93,7 +93,7 @@ def gathered(
         return RunConfig.make(benchmark, method or "drcl", seed or 0, options, plugins)
     read = RunConfig.from_toml(file)
     if method is not None and method != read.method and read.method_options:
-        # Options of one method mean nothing to another, and dropping them unseen would be worse.
+        # Another method does not know the options of this one, and dropping them silently would be worse.
         raise ValueError(f"{file} has options of {read.method!r}; --method {method} cannot use them")
     kept = {f"{prefix}.{key}": v for prefix, name in PREFIXES.items() for key, v in getattr(read, name).items()}
     wanted = seed if seed is not None else read.seed

@@ -26,10 +26,10 @@ from rich.text import Text
 from drcl.lab.common.words import clean, reason
 
 USAGE, FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143
-_PIPED_WIDTH = 120  # a table that goes to a file should not be folded to the 80 columns rich assumes there
+_PIPED_WIDTH = 120  # for a file rich assumes 80 columns, which would fold tables
 _KEPT = "\n\t"
 
-# What we print beside letters, for terminals that know letters only.
+# Replacements for our symbols, for terminals that support only ASCII.
 _PLAIN = {
     **dict(zip("–−·…’×▸✓✗╸\u00a0", ["-", "-", "-", "...", "'", "x", ">", "+", "x", "-", " "])),
     **dict.fromkeys("─━", "-"),
@@ -52,7 +52,7 @@ def prepare() -> None:
     codecs.register_error("drcl", _plain)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # it was closed before we began
+        if stream is None:  # it was closed before we started
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="drcl")
@@ -127,7 +127,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one is not asked twice
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal ends the program at once
     raise Terminated
 
 

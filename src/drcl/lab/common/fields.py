@@ -31,7 +31,7 @@ def hints(cls: type) -> dict[str, Any]:
     return dict(_hints(cls))
 
 
-@cache  # annotations are text, and reading them again for each of a thousand planned runs takes minutes
+@cache  # annotations are text, and evaluating them for each of a thousand runs would take minutes
 def _hints(cls: type) -> dict[str, Any]:
     found = typing.get_type_hints(cls)
     return {f.name: found[f.name] for f in fields(cls) if f.init and not f.name.startswith("_")}
@@ -106,7 +106,7 @@ def nearest(key: str, known: Iterable[str]) -> str:
 
 
 _NO = object()
-_SHOWN = 200  # letters of a wrong value that an error repeats
+_SHOWN = 200  # characters of a wrong value to show in an error
 
 
 def _readings(value: Any) -> list[Any]:
@@ -122,7 +122,7 @@ def _readings(value: Any) -> list[Any]:
         return [tomllib.loads(f"value = {text}")["value"], value]
     except (tomllib.TOMLDecodeError, RecursionError):
         pass
-    for kind in (int, float):  # what TOML does not know: 1e3 is fine there, .5 and 1_0. are not
+    for kind in (int, float):  # numbers that TOML does not accept, such as .5 and 1_0.
         try:
             return [kind(text), value]
         except ValueError:
@@ -153,7 +153,7 @@ def _match(value: Any, hint: Any) -> Any:
                 return choice
         return _NO
     if origin in (Union, types.UnionType):
-        # Its very own type first: a float that happens to be whole stays a float where both are welcome.
+        # Try the value's own type first, so that 1.0 stays a float where int and float are both allowed.
         parts = sorted(get_args(hint), key=lambda part: type(value) is not part)
         found = [_match(value, part) for part in parts]
         return next((kept for kept in found if kept is not _NO), _NO)

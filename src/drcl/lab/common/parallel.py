@@ -82,7 +82,7 @@ def gathered(value: Tensor) -> list[Tensor]:
     """The tensors of all processes, by rank."""
     if world().size == 1:
         return [value]
-    # NCCL moves tensors of its device only.
+    # NCCL can only move tensors on its own device.
     here = value.cuda() if dist.get_backend() == "nccl" else value
     out = [torch.empty_like(here) for _ in range(world().size)]
     dist.all_gather(out, here)

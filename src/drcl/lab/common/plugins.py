@@ -20,17 +20,17 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-# Each registry adds a function that remembers what is registered now and returns the way back.
+# Each registry adds a function that remembers its entries and returns a function to restore them.
 SNAPSHOTS: list[Callable[[], Callable[[], None]]] = []
 
-# How files that are no Python are read, by their ending: from the file's path and content to what they register.
+# Readers for files other than Python, by suffix: each takes path and content and registers what it finds.
 READERS: dict[str, Callable[[Path, bytes], None]] = {}
 
-_digests: dict[str, str] = {}  # of the files that were loaded, by path
+_digests: dict[str, str] = {}  # digests of the loaded files, by path
 _supplied: dict[str, bytes] = {}  # files sent along by another machine
-_versions: dict[str, str] = {}  # of the installed packages that were loaded
+_versions: dict[str, str] = {}  # versions of the loaded packages
 _roots: set[Path] = set()  # files and folders of plugins
-_current: list[str] = []  # what is being loaded at the moment, the innermost last
+_current: list[str] = []  # what is being loaded now, the innermost last
 
 
 class PluginError(ValueError):
@@ -88,7 +88,7 @@ def _load_file(path: Path) -> str:
     key = str(path)
     content = _supplied[key] if key in _supplied else path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    for known, other in _digests.items():  # a copy of what is loaded is no second plugin
+    for known, other in _digests.items():  # a copy of a loaded file is not a second plugin
         if other == digest and Path(known).name == path.name:
             return known
     reader = READERS.get(path.suffix)
@@ -129,7 +129,7 @@ def supply(files: Mapping[str, bytes]) -> None:
 def _load_module(name: str) -> None:
     root = name.partition(".")[0]
     _reach(Path.cwd())
-    importlib.invalidate_caches()  # it may have been written a moment ago
+    importlib.invalidate_caches()  # the file may be new
     before = set(sys.modules)
     with _all_or_nothing(name, f"plugin {name}"):
         try:
@@ -140,7 +140,7 @@ def _load_module(name: str) -> None:
             _roots.update(places)
             importlib.import_module(name)
         except BaseException:
-            # A module that is kept would not run its decorators again.
+            # Remove the module, because a cached module would not run its decorators again.
             for each in set(sys.modules) - before:
                 if each == root or each.startswith(f"{root}."):
                     del sys.modules[each]

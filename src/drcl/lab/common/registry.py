@@ -26,7 +26,7 @@ class Registry(Mapping[str, T]):
         self.kind, self.group = kind, group
         self._find_ours = ours
         self._ours: dict[str, T] | None = None
-        self._others: dict[str, tuple[T, str]] = {}  # with the plugin or module it came from
+        self._others: dict[str, tuple[T, str]] = {}  # each with the plugin or module it came from
         self._looked = not group
         plugins.SNAPSHOTS.append(self._snapshot)
 
@@ -77,7 +77,7 @@ class Registry(Mapping[str, T]):
 
     def _all(self) -> dict[str, T]:
         if not self._looked:
-            self._looked = True  # before: what is loaded now may ask for names itself
+            self._looked = True  # set before loading, because a plugin may look up names itself
             plugins.load_installed(self.group, self.kind, lambda: self._others)
         return {**self.ours, **{name: thing for name, (thing, _) in self._others.items()}}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from drcl.lab.common.plugins import blame
 
-# What a terminal obeys instead of showing, what turns the direction of reading, and what XML does not take.
+# Characters that control a terminal, change the direction of reading, or are not allowed in XML.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u200e\u200f\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _DEPTH = 50
 

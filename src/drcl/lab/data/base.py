@@ -12,8 +12,8 @@ class Split:
     """One part of a data set. ``images`` may be a memory map; nothing here copies it."""
 
     images: np.ndarray  # uint8, [N, C, H, W]
-    labels: np.ndarray  # int64, [N]; or [N, A] with 0/1 entries where a set has attributes instead of classes
-    groups: np.ndarray | None = None  # int64, [N]: the writer, celebrity or drawer, where a set tells
+    labels: np.ndarray  # int64, [N]; or [N, A] with 0/1 entries if a set has attributes instead of classes
+    groups: np.ndarray | None = None  # int64, [N]: the writer, celebrity or drawer, if known
 
     def __len__(self) -> int:
         return len(self.images)
@@ -26,6 +26,6 @@ class DataSet:
     name: str
     train: Split
     test: Split
-    classes: tuple[str, ...]  # class names by label id; attribute names where labels are attributes
-    valid: Split | None = None  # only where the official release has one beside train and test
+    classes: tuple[str, ...]  # class names by label id; attribute names if labels are attributes
+    valid: Split | None = None  # only if the official release has one
     synthetic: bool = False

@@ -18,14 +18,14 @@ from drcl.lab.data.files import there
 from drcl.lab.data.guard import reading
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
-# Pillow knows many more; some of them start programs (EPS: Ghostscript) or read other files.
+# Pillow supports many more formats, but some of them start programs (EPS: Ghostscript) or read other files.
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 MODES = {1: "L", 3: "RGB"}
 LARGEST = 1 << 26  # pixels of a picture; ImageNet's largest has 61 million
 LARGEST_SIDE = 1 << 13  # of a picture made here
 LARGEST_FILE = 1 << 30  # bytes
 # A damaged or hostile file announces more pixels than its bytes can hold. Scans in black and white reach some 700
-# pixels a byte, photographs 20; a small picture may be all one colour.
+# pixels per byte, photographs 20; a small picture may have a single colour.
 SURELY_FINE = 1 << 22
 PIXELS_A_BYTE = 1024
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -115,7 +115,7 @@ def _check_content(content: bytes, what: str) -> None:
         _check_png(content, what)
     elif content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         width, height = _webp_size(content)
-        check_pixels(width, height, what, len(content))  # Pillow makes room for it as soon as it opens it
+        check_pixels(width, height, what, len(content))  # before Pillow allocates memory for it
 
 
 def _check_png(content: bytes, what: str) -> None:

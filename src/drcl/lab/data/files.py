@@ -14,7 +14,7 @@ from drcl.lab.data.guard import reading, short
 LARGEST = 8 << 30
 LARGEST_TABLE = 64 << 20  # CelebA's list of attributes, the longest text file read here, has 27 million bytes
 CHUNK = 1 << 20
-# Compressed data that become more than both of these are taken for a bomb. Pictures shrink to a half or a tenth.
+# Compressed data that grow beyond both of these are refused as a bomb. Pictures shrink to a half or a tenth.
 SURELY_FINE = 64 << 20
 RATIO = 200
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from drcl.lab.common.words import reason
 from drcl.lab.data.errors import DataError
 
-# Errors whose words are about the file. Those of a KeyError or TypeError are about the parser, so they are left out.
+# Errors whose message is about the file. That of a KeyError or TypeError is about the parser, so it is not shown.
 TELLING = (OSError, ValueError, SyntaxError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError)
 
 

@@ -23,8 +23,8 @@ from drcl.lab.data.lock import locked
 from drcl.lab.data.place import HIDDEN
 from drcl.lab.data.progress import bar
 
-BUDGET = 2 << 30  # bytes of one array that may sit in memory; a larger one is mapped from disk
-WORTH_KEEPING = 2_000  # fewer pictures are decoded again faster than a cache file is looked after
+BUDGET = 2 << 30  # largest array to keep in memory, in bytes; larger ones are mapped from disk
+WORTH_KEEPING = 2_000  # for fewer pictures, decoding again is easier than keeping a cache file
 AT_ONCE = 256 << 20  # bytes of decoded pictures that may wait to be written
 FITS = ("squash", "crop")
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def read_images(
 
     def rows() -> Iterator[np.ndarray]:
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            # In slices, so that decoded pictures never pile up faster than they are written.
+            # In slices, so that decoded pictures do not pile up in memory before they are written.
             for start in range(0, len(paths), together):
                 part = paths[start : start + together]
                 for path, pixels in zip(
@@ -170,7 +170,7 @@ def keep(
     def read() -> dict[str, np.ndarray] | None:
         try:
             found = read_npz(path)[0]
-        except DataError:  # absent, or damaged, which its checksums tell
+        except DataError:  # missing, or damaged according to its checksums
             return None
         return found if whole(found) else None
 

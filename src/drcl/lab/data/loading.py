@@ -108,7 +108,7 @@ def _check(name: str, read: Any, options: dict[str, Any], skip: tuple[str, ...] 
 def _hints(read: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(read)
-    except (NameError, TypeError):  # a plugin's types need not be known here
+    except (NameError, TypeError):  # a plugin's types may be unknown here
         return {}
 
 

@@ -13,7 +13,7 @@ from drcl.lab.data.errors import DataError
 from drcl.lab.data.lock import locked
 from drcl.lab.data.unpack import is_archive, unpack
 
-HIDDEN = ".drcl"  # locks, half-done work and decoded images live here, inside the data folder
+HIDDEN = ".drcl"  # for locks, unfinished work and decoded images, inside the data folder
 MARK = ".moving"  # in a data set's folder while files are moved into it
 
 
@@ -22,7 +22,7 @@ def staging(root: Path, name: str) -> Iterator[Path]:
     """A new folder on the same disk as ``root``, removed at the end. Enter it while holding ``only_one``."""
     base = root / HIDDEN / "staging"
     base.mkdir(parents=True, exist_ok=True)
-    for left in base.glob(f"{name}-*"):  # by a process that was killed: this one holds the lock
+    for left in base.glob(f"{name}-*"):  # left by a process that was killed, because this one holds the lock
         shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
     try:

@@ -35,11 +35,11 @@ class Entry:
     present: Callable[[Path], bool] = lambda root: False
     sources: tuple[Source, ...] = ()
     archives: Mapping[str, str] = field(default_factory=dict)  # official archive -> folder it is unpacked into
-    decodes: bool = False  # reading means decoding many pictures, so it is not done just to check
+    decodes: bool = False  # reading decodes many pictures, so a check does not do it
     refused: Mapping[str, str] = field(default_factory=dict)  # a file or folder name, and why it is not read
     wanted: str = ""  # which file, and where to get it, completing "<name> ..." in one sentence
     hashes: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the unpacked files
-    counts: Mapping[str, int] = field(default_factory=dict)  # official number of images a split
+    counts: Mapping[str, int] = field(default_factory=dict)  # official number of images per split
     embedded: bool = False  # comes with an installed package
     own: bool = False  # the user's data, given as a path or an object
 

@@ -9,7 +9,7 @@ import numpy as np
 from drcl.lab.data.base import DataSet, Split
 from drcl.lab.data.errors import DataError
 
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # they steer terminals, or cannot be written at all
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # characters that control terminals or cannot be written
 
 
 def sound(data: DataSet) -> DataSet:

@@ -18,9 +18,9 @@ from drcl.lab.data.formats import zips
 from drcl.lab.data.guard import reading, short
 
 CHUNK = 1 << 20
-LONGEST_HEADER = 1 << 16  # bytes of one header of a tar file, long names and attributes included
-XZ_MEMORY = 128 << 20  # what `xz -9` needs, and a little
-ALWAYS_FINE = 1 << 30  # an archive that becomes more than this and than RATIO times itself is taken for a bomb
+LONGEST_HEADER = 1 << 16  # bytes of one header in a tar file, including long names and attributes
+XZ_MEMORY = 128 << 20  # slightly more than `xz -9` needs
+ALWAYS_FINE = 1 << 30  # an archive that grows beyond this and beyond RATIO times its size is refused as a bomb
 DAMAGE = "is damaged, truncated or not an archive"
 
 
@@ -65,7 +65,7 @@ def unpack_stream(name: str, stream: IO[bytes], target: Path, keep: str = "") ->
 class _Member:
     name: str
     size: int
-    kind: str  # "file", "folder", or what makes it unwelcome
+    kind: str  # "file", "folder", or the reason to refuse it
     content: IO[bytes] | None
 
 
@@ -137,7 +137,7 @@ class _Forward:
         self._source = source
         self._at = 0
         self.most = LONGEST_HEADER
-        self.last = b""  # what was read last, to see how the archive ends
+        self.last = b""  # the last bytes read, to check how the archive ends
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= self.most:
@@ -196,7 +196,7 @@ def _tar_stream(source: Stream) -> Iterator[_Member]:
             archive.members.clear()  # it would keep all of them
             stream.most = CHUNK
             yield _tar_member(archive, info)
-        # tarfile takes a damaged header for the end, and an archive cut between two files for a whole one.
+        # tarfile takes a damaged header for the end, and does not notice an archive cut between two files.
         if stream.last.strip(b"\0") or not stream.last:
             raise EOFError("it ends without the mark of its end")
         stream.drain()

@@ -25,7 +25,7 @@ def _ours() -> dict[str, type[Method]]:
         for value in content.values():
             if isinstance(value, type) and issubclass(value, Method) and value.__module__.endswith(f".{module.name}"):
                 if not value.name:
-                    continue  # a base that several methods of one file share
+                    continue  # a base class shared by several methods in one file
                 if value.name in known:
                     raise RuntimeError(f"two methods are called {value.name!r}; rename the one in {module.name}.py")
                 known[value.name] = value

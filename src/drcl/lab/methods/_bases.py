@@ -107,7 +107,7 @@ def grow(basis: Tensor, inputs: Tensor, threshold: float) -> tuple[Tensor, Tenso
     held = torch.cumsum(values.square(), 0)
     count = int((held < missing).sum()) + 1 if missing > 0 else 0
     count = min(count, int((values.square() > NOISE * total).sum()), len(basis) - basis.shape[1])
-    # Once more against the basis: a direction with little energy is only orthogonal to it up to rounding.
+    # Orthogonalise again: a direction with little energy is orthogonal to the basis only up to rounding.
     new = vectors[:, :count]
     new = torch.linalg.qr(new - basis @ (basis.T @ new))[0]
     return new, values[:count]

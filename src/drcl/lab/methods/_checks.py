@@ -20,13 +20,13 @@ NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 class Abilities:
     """What a method needs and supports. `refuse` enforces it, and `drcl list methods` shows it."""
 
-    task_ids: bool = False  # it must be told the task when it answers
-    task_ends: bool = True  # it does something when a task ends; without, it works where nobody says so
-    old_data: Literal["none", "some", "all"] = "none"  # of earlier tasks' examples: what it keeps or trains on again
-    passes: int = 1  # how often a task's training is gone through
-    norms: Literal["any", "unshared", "none"] = "any"  # norm layers it takes; unshared: no task overwrites another's
-    branches: bool = True  # networks that are no plain chain of layers, such as residual ones
-    optimizer: Literal["any", "sgd", "own"] = "any"  # "own": its steps are its own, whatever the run asks for
+    task_ids: bool = False  # it must know the task at evaluation
+    task_ends: bool = True  # it needs to know when a task ends
+    old_data: Literal["none", "some", "all"] = "none"  # how many examples of earlier tasks it keeps or replays
+    passes: int = 1  # how often it trains on each task
+    norms: Literal["any", "unshared", "none"] = "any"  # norm layers it supports; unshared: separate statistics per task
+    branches: bool = True  # whether it supports networks that are not a chain of layers, such as residual ones
+    optimizer: Literal["any", "sgd", "own"] = "any"  # "own": it makes its own steps and ignores the run's optimizer
     weight_decay: bool = True
 
     def words(self) -> dict[str, str]:
@@ -53,12 +53,12 @@ def refuse(
             f"{method}: this method must be told the task when it answers, and a {scenario}-incremental "
             'stream hides it: use scenario="task"'
         )
-    # Weight decay moves what a zero gradient leaves in place.
+    # Weight decay moves weights even where the gradient is zero.
     if weight_decay and not abilities.weight_decay:
         raise ValueError(
             f"{method}: weight_decay={weight_decay} would move the weights this method holds still: set it to 0"
         )
-    # Momentum does not bend a step out of the edited direction: a fresh buffer a task is a sum of edited gradients, and
+    # Momentum does not break the projection: with a fresh buffer per task it is a sum of edited gradients, and
     # so keeps whatever linear property they share.
     if optimizer != "sgd" and abilities.optimizer == "sgd":
         raise ValueError(

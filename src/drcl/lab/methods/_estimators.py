@@ -76,7 +76,7 @@ class FromTheFirst(Kronecker):
                 importance = {n: t.cpu() for n, t in measured.importance.items()}
                 bases = {n: b.cast(torch.empty(0), b.eigenvalues.dtype) for n, b in measured.bases.items()}
                 found = [replace(measured, importance=importance, bases=bases)]
-            except Exception as reason:  # the others wait for an answer, and get this one
+            except Exception as reason:  # the other processes wait for an answer, so send them the error
                 found = [reason]
         dist.broadcast_object_list(found, 0)
         if isinstance(found[0], Exception):

@@ -29,9 +29,9 @@ class Gaussian(nn.Module):
     weight_scale: nn.Parameter
     bias_scale: nn.Parameter | None
     positive: Positive = "softplus"
-    generator: torch.Generator | None = None  # set for the time of a noisy pass, see `noise`
+    generator: torch.Generator | None = None  # set during a noisy pass, see `noise`
     local: bool = False
-    mask: Tensor | None = None  # set for the time of a masked pass, see `masked`
+    mask: Tensor | None = None  # set during a masked pass, see `masked`
 
     def apply_layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -48,7 +48,7 @@ class Gaussian(nn.Module):
             return self._masked(x, self.weight, self.bias)
         weight_sigma, bias_sigma = self.sigma()
         if self.local:
-            # The output is normal too: drawing it in place of the weights gives every example noise of its own.
+            # The output is normal too; drawing it instead of the weights gives every example its own noise.
             mean = self._masked(x, self.weight, self.bias)
             spread = None if bias_sigma is None else bias_sigma.square()
             variance = self._masked(x.square(), weight_sigma.square().expand_as(self.weight), spread, power=2)
@@ -208,7 +208,7 @@ def scale_bytes(layers: Iterable[Gaussian]) -> int:
 class Bayesian(Method):
     """Base of methods whose `layers` are Gaussian."""
 
-    layers: dict[str, Gaussian]  # set by its `build`, hence no dataclass: it is no option
+    layers: dict[str, Gaussian]  # set in `build`; not a dataclass field, because it is not an option
 
     def state_bytes(self) -> int:
         """The standard deviations count; the means are the network itself."""

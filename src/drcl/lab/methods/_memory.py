@@ -16,7 +16,7 @@ from drcl.lab.methods.base import Batch, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
-Memory = dict[str, Any]  # x, y, head: one row per example; offered: how many have come by
+Memory = dict[str, Any]  # x, y, head: one row per example; offered: number of examples seen
 
 
 def empty(rows: int, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Memory:
@@ -39,14 +39,14 @@ def offer(memory: Memory, batch: Batch, generator: torch.Generator, **more: Tens
     random one, which leaves every example offered so far equally likely to be there. `more` are columns of the memory
     beside images, labels and heads."""
     rows, heads = len(memory["y"]), batch.heads()
-    # One word per example, drawn at once: float64 is exact enough for streams of any length.
+    # One draw per example, all at once; float64 is exact enough for streams of any length.
     chance = torch.rand(len(batch), generator=generator, dtype=torch.float64).tolist()
     places: dict[int, int] = {}
     for i, share in enumerate(chance):
         n = int(memory["offered"])
         place = n if n < rows else int(share * (n + 1))
         if place < rows:
-            places[place] = i  # a later example of the same batch may take the place again
+            places[place] = i  # a later example of the same batch may take the same place
         memory["offered"] = n + 1
     if not places:
         return

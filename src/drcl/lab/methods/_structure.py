@@ -24,7 +24,7 @@ from drcl.lab.methods.wsn import pack, unpack
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
-# Odds of a stick at this distance from 0 and 1 are as good as never and always; further out they would be infinite.
+# Probabilities this close to 0 and 1 mean never and always; closer, their log odds would be infinite.
 SURE = 1e-6
 
 
@@ -59,7 +59,7 @@ class Structured(Method):
             learned[key(name, "offset")] = nn.Parameter(layer.weight.new_zeros(shape))
         for name, start in self.first_sticks().items():
             learned[name] = nn.Parameter(softplus_inverse(start).to(next(iter(self.layers.values())).weight))
-        # Beside the trunk and not in it: they are no weights, and should not count where weights are compared.
+        # Kept outside the trunk: they are not weights and must not count when weights are compared.
         model.add_module("structure", learned)
         self._union: dict[str, Tensor] = {}
         self._union_of = 0

@@ -133,7 +133,7 @@ class BAN(Structured):
     # ---- the best weights of a stage
 
     def optimizer(self, task: Task) -> torch.optim.Optimizer:
-        self._task = task  # the learner makes an optimizer at the start of a stage and after a resume alike
+        self._task = task  # the learner makes an optimizer at the start of a stage, and also after a resume
         return super().optimizer(task)
 
     def after_step(self) -> None:
@@ -142,7 +142,7 @@ class BAN(Structured):
         if not (self.best and ends and len(self._task.valid)):
             return
         score = self.validation_accuracy(self._task)
-        if score >= self.state.get("best", {}).get("score", 0.0):  # of equals the later, which has learned longer
+        if score >= self.state.get("best", {}).get("score", 0.0):  # if equal, the later one has trained longer
             weights = {name: p.detach().clone() for name, p in self.parameters(self._task).items()}
             self.state["best"] = {"score": score, "weights": weights}
 
@@ -189,7 +189,7 @@ class Sum(nn.Module):
 
     def __init__(self, kept: Kept) -> None:
         super().__init__()
-        self.kept = (kept,)  # in a tuple, or it would be a part of this module as well
+        self.kept = (kept,)  # in a tuple, so that it does not become a submodule
 
     def forward(self, x: Tensor) -> Tensor:
         value, self.kept[0].value = self.kept[0].value, None

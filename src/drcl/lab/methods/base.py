@@ -112,7 +112,7 @@ class Setting:
     optimizer: str = "sgd"
     weight_decay: float = 0.0
     online: bool = False
-    momentum_given: bool = False  # for this task alone: it counts for more than a momentum of the method's own
+    momentum_given: bool = False  # set for this task; it wins over the method's own momentum
 
     def make_optimizer(self, params: Any, **changes: Any) -> torch.optim.Optimizer:
         """The optimizer of the run's settings, over parameters, named parameters or groups."""
@@ -131,15 +131,15 @@ class Method:
 
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""
-    abilities: ClassVar[Abilities] = Abilities()  # what it needs and what it can take
-    tunes: ClassVar[Knob | None] = None  # what `drcl tune` chooses; None where there is nothing of the kind
+    abilities: ClassVar[Abilities] = Abilities()  # what it needs and what it supports
+    tunes: ClassVar[Knob | None] = None  # the option that `drcl tune` chooses; None if there is none
     stages: ClassVar[int] = 1
-    keeps_optimizer: ClassVar[bool] = False  # one for the whole run, saved as part of its own state
+    keeps_optimizer: ClassVar[bool] = False  # one optimizer for the whole run, saved as part of the method's state
 
     def __post_init__(self) -> None:
         self.state: dict[str, Any] = {}
         self.at = Where()
-        self.gradients = 0  # backward passes of its own, beside the learner's one per step
+        self.gradients = 0  # its own backward passes, in addition to the learner's one per step
         self.logits: Tensor | None = None
         self.check()
 
@@ -265,7 +265,7 @@ class Method:
         use the current batch use the statistics of these batches instead."""
 
         def look() -> int:
-            several = [x for x, _ in batches if len(x) > 1]  # one alone has no statistics
+            several = [x for x, _ in batches if len(x) > 1]  # a single example has no statistics
             if not several:
                 raise ValueError(f"{self.name}: one example is too few for norm layers that use a whole batch")
             with torch.no_grad():

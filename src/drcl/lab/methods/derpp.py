@@ -47,7 +47,7 @@ class DERPlusPlus(ER):
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        # NaN: an output the example's head did not have.
+        # NaN marks an output that the example's head did not have.
         z = torch.full((self.memory, max(setting.heads)), torch.nan, device=setting.device)
         self.state["memory"]["z"] = z
         return model
@@ -80,7 +80,7 @@ class DERPlusPlus(ER):
         if not self._replayed:
             return self.cross_entropy(batch)
         whole = len(self._label_weight)
-        mine = parallel.world().share(whole)  # of several processes each has its part of the batch
+        mine = parallel.world().share(whole)  # with several processes, each has its part of the batch
         labels, distances, z = self._label_weight[mine], self._logit_weight[mine], self._z[mine]
         current = max(0, min(len(self._offered), mine.stop) - mine.start)
         total = batch.x.new_zeros(())

@@ -41,7 +41,7 @@ from drcl.options import PRESETS, one_of
 from drcl.per_sample.draw import tensors
 from drcl.splitting.observation import Observer
 
-# Options of the library that are this method's, by whose they are; `backend` too, at the end of the list.
+# Options of the library that this method passes on, by owner; `backend` comes last in the list.
 SOLVER = (
     *("strength", "stable", "prox", "splitting", "iterations", "tolerance", "plasticity_steps", "inner_steps"),
     *("memory", "normalise", "damping"),
@@ -49,7 +49,7 @@ SOLVER = (
 DIRECTIONS = ("eigenvalues", "convolutions", "rank")
 
 
-@fills_in_presets  # so that a run's record says what was run
+@fills_in_presets  # so that the record of a run has the actual settings
 @dataclass
 @takes(DRCL, *SOLVER, before="momentum")
 @takes(Kronecker, *DIRECTIONS, before="path_damping")
@@ -78,7 +78,7 @@ class DouglasRachford(Method):
         _checks.at_least_one_or_none(self.name, samples=self.samples)
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError(f"drcl: momentum={self.momentum}: give 0 <= momentum < 1, or none")
-        self._make([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.0)  # the library checks the rest
+        self._make([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.0)  # the library checks the other options
         PathIntegral(self.path_damping)
         Kronecker(**self._directions())
 
@@ -95,7 +95,7 @@ class DouglasRachford(Method):
         groups: list[dict[str, Any]] = [{"params": list(guarded.items())}]
         free = {n: p for n, p in model.named_parameters() if n not in guarded}
         if free:
-            # All heads at once: those of other tasks have no gradient, and without one nothing moves.
+            # Include all heads: those of other tasks have no gradient, so they do not move.
             groups.append({"params": list(free.items()), "free": True})
         if setting.optimizer == "sgd":
             sgd = {"lr": setting.lr, "momentum": self._momentum(), "weight_decay": setting.weight_decay}
@@ -107,7 +107,7 @@ class DouglasRachford(Method):
         return model
 
     def _solver(self) -> dict[str, Any]:
-        # What norm layers remember is the network's affair, with every method alike (drcl.lab.networks.norms).
+        # The network handles statistics of norm layers, in the same way for every method (drcl.lab.networks.norms).
         return {k: getattr(self, k) for k in (*SOLVER, "backend")} | {"norms": "shared"}
 
     def _directions(self) -> dict[str, Any]:
@@ -127,13 +127,13 @@ class DouglasRachford(Method):
     def _momentum(self) -> float:
         if self.setting.momentum_given or (self.momentum is None and self._solver()["splitting"] != "implicit"):
             return self.setting.momentum
-        return self.momentum or 0.0  # the implicit proposal takes none
+        return self.momentum or 0.0  # the implicit proposal has no momentum
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> Tensor:
         return self._optimizer.step(closure)
 
     def observer(self) -> Observer | None:
-        return self._optimizer.progress.observer if self._optimizer.tasks else None  # nothing is filtered before
+        return self._optimizer.progress.observer if self._optimizer.tasks else None  # the first task filters nothing
 
     def directions_held(self) -> float:
         anchor = self._optimizer.anchor if self.importance == "kronecker" else None

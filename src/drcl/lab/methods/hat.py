@@ -16,7 +16,7 @@ from drcl.lab.methods.base import Abilities, Batch, Knob, Method, Setting
 from drcl.lab.networks import Network
 from drcl.lab.streams import Task
 
-# A gate this close to 1 counts as 1, so that what it protects stays where it is bit for bit.
+# A gate this close to 1 counts as 1, so that protected weights do not change in any bit.
 SATURATED = 1e-6
 LARGEST_EMBEDDING = 6.0
 LARGEST_EXPONENT = 50.0
@@ -97,7 +97,7 @@ class HAT(Method):
         """Share of the free units that this task uses, in [0, 1]."""
         used = torch.cat([gate.value(self.at.task, self._slope()) for gate in self.gates])
         free = 1 - torch.cat(self._held()) if self.state else torch.ones_like(used)
-        # Where nothing is left free there is nothing to pay.
+        # If no units are free, the regulariser is zero.
         return (used * free).sum() / free.sum().clamp(min=torch.finfo(free.dtype).tiny)
 
     @torch.no_grad()

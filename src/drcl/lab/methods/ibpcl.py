@@ -97,7 +97,7 @@ class IBPCL(Structured):
     def log_sticks(self, generator: torch.Generator | None) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for name, layer in self.layers.items():
-            # A few numbers, on the CPU because a running sum is not reproducible elsewhere.
+            # Only a few numbers; on the CPU, because a running sum is not reproducible on other devices.
             a, b = (t.cpu() for t in self.shape(name))
             if generator is None:
                 log_nu = b.log() + torch.lgamma(1 + 1 / a) + torch.lgamma(b) - torch.lgamma(1 + 1 / a + b)

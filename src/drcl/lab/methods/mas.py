@@ -63,7 +63,7 @@ class MAS(Method):
         def forward(model: nn.Module, batch: Any) -> tuple[Tensor, None]:
             logits = model(batch[0], task.head)
             heads = self.model.heads
-            # Classes still to come have a logit that stands for "never", not an output to be kept.
+            # The logits of future classes only mean "never", so they are not outputs to keep.
             return (logits[:, heads.seen] if heads.kind == "growing" else logits), None
 
         return _fisher.estimate(self, estimator, task, self.protected(), count, "samples", forward)

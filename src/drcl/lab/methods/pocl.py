@@ -68,7 +68,7 @@ class POCL(ER):
     # ---- a step
 
     def before_step(self, batch: Batch) -> Batch:
-        # The memory's column of heads holds the numbers of tasks, which tasks that share a head still have.
+        # The memory's `head` column holds task numbers, because tasks may share a head.
         self._offered = Batch(batch.x, batch.y, self.at.task)
         self._earlier: list[Batch] = []
         drawn = _memory.draw(self.state["memory"], self.replay or len(batch), self.dice("replay"))
@@ -109,7 +109,7 @@ class POCL(ER):
             for name, p in own.items():
                 joined = sum(float(k) * g[name] for k, g in zip(share, old) if name in g)
                 p.grad = new[name] + joined if name in new else None
-        self.logits = logits  # those of the batch at w, not of a virtual step
+        self.logits = logits  # of the batch at w, not after a virtual step
 
     def hypergradient(
         self,

@@ -90,7 +90,7 @@ class RotatedEWC(Method):
             return self.model(x, head)
         own = self.protected()
         plain: dict[str, Tensor] = {}
-        with torch.autocast(x.device.type, enabled=False):  # in half precision the layers would not be the same ones
+        with torch.autocast(x.device.type, enabled=False):  # in half precision rotated layers would differ
             for name, basis in self.information.bases.items():
                 back = basis.rotate_back(_kronecker.matrix(own, name, basis.input_factor))
                 plain |= _kronecker.split(back, own, name, basis.input_factor)

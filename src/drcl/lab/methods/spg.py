@@ -25,7 +25,7 @@ from drcl.lab.methods.base import Method
 from drcl.lab.streams import Task
 from drcl.preserve import undisturbed
 
-# tanh of a float32 reaches 1 at about 9 standard deviations; a weight that is never to move again was not meant.
+# tanh in float32 reaches 1 at about 9 standard deviations, but no weight should be frozen forever.
 ALMOST_ONE = 1 - torch.finfo(torch.float32).eps
 
 
@@ -45,7 +45,7 @@ class SPG(Method):
         masks = self.state.get("mask")
         if masks is None:
             return
-        # The mean does not change within a task, but it is cheap beside a backward pass and needs no cache to outdate.
+        # The mean does not change within a task, but it is cheap, and a cache could go stale.
         mean = sum(m.sum() for m in masks.values()) / sum(m.numel() for m in masks.values())
         for name, p in self.model.named_parameters():
             if p.grad is not None:

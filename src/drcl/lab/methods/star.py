@@ -87,7 +87,7 @@ class STAR(ER):
             chosen = batch.rows(right)
             if len(chosen) < 2:
                 return chosen, []
-            # Asked again without the others: where norm layers use the batch at hand, answers depend on the company.
+            # Run these again alone: if norm layers use batch statistics, outputs depend on the rest of the batch.
             return chosen, [logits.log_softmax(1) for _, logits in self.model.by_head(chosen.x, chosen.heads())]
 
     def divergence(self, examples: Batch, answers: list[Tensor]) -> Tensor:

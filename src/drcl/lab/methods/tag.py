@@ -90,7 +90,7 @@ class TAG(Method):
         norm = m.norm()
         for task in past:
             dot = (m * task["direction"][name]).sum()
-            # A tensor without any gradient yet agrees with nobody and disagrees with nobody.
+            # A tensor without a gradient so far counts as uncorrelated with all others.
             cosine = torch.where(norm > 0, dot / torch.where(norm > 0, norm, 1.0), 0.0)
             out.add_(task["second"][name] * torch.exp(-self.b * cosine))
         return out
@@ -101,7 +101,7 @@ class TAG(Method):
         return self.state.get("past", [])
 
     def after_task(self, task: Task) -> None:
-        # Other tasks never train this task's own head again: its moments would lie there unused.
+        # No other task trains this task's head, so its moments would never be used.
         kept, moments = self.protected(), self.state.pop("moments")
         direction = {name: unit(moments["first"][name]) for name in kept}
         self.state["past"] = [

@@ -57,7 +57,7 @@ class TRGP(GPM):
 
     def build(self, model: Network, setting: Setting) -> Network:
         super().build(model, setting)
-        # Beside the trunk and not in it: they are no weights, and should not count where weights are compared.
+        # Kept outside the trunk: they are not weights and must not count when weights are compared.
         model.add_module("scales", Scales())
         return model
 

@@ -57,7 +57,7 @@ class UPGD(Method):
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        # Heads of other tasks have no gradient: they get neither noise nor a say in the largest utility.
+        # Heads of other tasks have no gradient: they get no noise and do not count in the largest utility.
         own = {name: p for name, p in self.model.named_parameters() if p.grad is not None}
         keep = {name: 1 - share for name, share in scaled(self._utilities(), self.scaling).items()}
         generator = self.generator("noise") if self.sigma else None

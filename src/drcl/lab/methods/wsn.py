@@ -59,7 +59,7 @@ class WSN(Method):
             bound = weight[0].numel() ** -0.5
             drawn = torch.rand(weight.shape, generator=generator) * 2 - 1
             scores[_key(name)] = nn.Parameter((drawn * bound).to(weight))
-        # Beside the trunk and not in it: scores are no weights, and should not count where weights are compared.
+        # Kept outside the trunk: scores are not weights and must not count when weights are compared.
         model.add_module("scores", scores)
         return model
 

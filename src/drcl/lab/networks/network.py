@@ -27,8 +27,8 @@ class Network(nn.Module):
     def __init__(self, trunk: nn.Module, heads: Heads) -> None:
         super().__init__()
         self.trunk, self.heads = trunk, heads
-        self.keeps_tasks_apart = has_task_statistics(trunk)  # norm layers with statistics for each task
-        self._learning: set[int] = set()  # heads of the tasks that are being trained on
+        self.keeps_tasks_apart = has_task_statistics(trunk)  # norm layers with separate statistics per task
+        self._learning: set[int] = set()  # heads of the tasks in training
 
     def forward(self, x: Tensor, head: int | None = None) -> Tensor:
         return self.heads(self.features(x, head), head)
@@ -51,7 +51,7 @@ class Network(nn.Module):
         if not self.keeps_tasks_apart:
             together = self.features(x, present[0])
             return [(rows[head], self.heads(together[rows[head]], head)) for head in present]
-        # The task at hand goes first, so that what dropout draws for it does not depend on what is replayed.
+        # The current task goes first, so that its dropout does not depend on what is replayed.
         found = {head: self(x[rows[head]], head) for head in present if head in self._learning}
         with judging(self.trunk, PerTaskBatchNorm):
             found |= {head: self(x[rows[head]], head) for head in present if head not in found}
@@ -96,7 +96,7 @@ def build(spec: str | Mapping[str, Any], stream: Stream, seed: int = 0) -> Netwo
     try:
         with seeds.seeded_torch(seed, "network", "trunk"):
             trunk = TRUNKS[kind](stream.shape, tasks=len(stream.heads), **options)
-    except (TypeError, RuntimeError) as wrong:  # a plugin's own, or sizes that torch refuses
+    except (TypeError, RuntimeError) as wrong:  # from a plugin, or for sizes that torch refuses
         told_options = ", ".join(f"model.{name}={value!r}" for name, value in options.items()) or "no options"
         raise ValueError(f"network {kind!r} cannot be made with {told_options}: {wrong}") from wrong
     told = stream.scenario == "task"

@@ -124,7 +124,7 @@ class PerTaskBatchNorm(BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        # Rows are views: batch_norm writes the running statistics of this task in place and of no other.
+        # Rows are views: batch_norm updates the running statistics of this task in place, and no others.
         return F.batch_norm(
             input,
             self.task_mean[self.task],
@@ -195,7 +195,7 @@ def settled(module: nn.Module, look: Callable[[], int]) -> Iterator[None]:
             hook.remove()
     try:
         for layer in layers:
-            # For now only: they are no part of the model's state, and so of no anchor.
+            # Temporary: they are not part of the model's state, so they are in no anchor either.
             layer._non_persistent_buffers_set |= {"running_mean", "running_var"}
             layer.running_var, layer.running_mean = torch.stack(seen[layer]).sum(0) / images
         yield

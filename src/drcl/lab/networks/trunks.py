@@ -35,7 +35,7 @@ def names() -> tuple[str, ...]:
     return tuple(TRUNKS)
 
 
-_GIVEN = ("self", "shape", "tasks")  # what a network is told by the stream it is made for
+_GIVEN = ("self", "shape", "tasks")  # arguments that come from the stream
 
 
 def check(kind: str, options: Mapping[str, Any]) -> None:
@@ -43,11 +43,11 @@ def check(kind: str, options: Mapping[str, Any]) -> None:
     trunk = TRUNKS[kind]
     parameters = inspect.signature(trunk).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return  # it alone knows what it takes
+        return  # only the network itself can check its arguments
     known = [name for name in parameters if name not in _GIVEN]
     try:
         hints = typing.get_type_hints(trunk.__init__)
-    except (NameError, TypeError):  # a plugin's types need not be known here
+    except (NameError, TypeError):  # a plugin's types may be unknown here
         hints = {}
     for name, value in options.items():
         if name not in known:

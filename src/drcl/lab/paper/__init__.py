@@ -1,1 +1,1 @@
-"""The paper: its tables, figures, ablations and claims as data, the runs they take, and what runs say about them."""
+"""The paper: its tables, figures, ablations and claims as data, the runs they need, and the verdicts."""

@@ -1,4 +1,4 @@
-"""`Paper`: what ``paper.toml`` and ``claims.toml`` hold, checked and typed."""
+"""`Paper`: the content of ``paper.toml`` and ``claims.toml``, checked and typed."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Data:
-    """One benchmark of the paper, and what is run in its place at a smaller budget."""
+    """One benchmark of the paper, and what replaces it at a smaller budget."""
 
     name: str
     shape: tuple[int, int, int]
-    images: int | None = None  # training images of a task; None where a task is counted in steps
+    images: int | None = None  # training images per task; None if a task is counted in steps
     small: Options = field(default_factory=dict)
     smoke: Options = field(default_factory=dict)
 
     def at(self, budget: str) -> tuple[str, dict[str, Any]]:
-        """The benchmark to run and its options; another name than its own is a stand-in."""
+        """The benchmark to run and its options; if the name is not its own, it is a stand-in."""
         options = dict(getattr(self, budget)) if budget != "paper" else {}
         return str(options.pop("name", self.name)), options
 
     def told_apart(self, budget: str) -> dict[str, Any]:
-        """What tells the runs of its stand-in from those of another data set's; nothing where it stands for itself."""
+        """The options that distinguish its stand-in's runs from another data set's; empty without a stand-in."""
         place, options = self.at(budget)
         return {} if place == self.name else {key: options[key] for key in _STREAM if key in options}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method as the paper has it, or one of ours beside it."""
+    """A method of the paper, or one of ours that is compared with them."""
 
     name: str
     title: str
@@ -85,7 +85,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Printed:
-    """A number of the paper; the deviation is None where it prints none."""
+    """A number from the paper; the deviation is None if the paper does not print it."""
 
     mean: float
     deviation: float | None = None
@@ -118,13 +118,13 @@ class Claim:
     says: str
     where: str
     rules: tuple[Mapping[str, Any], ...]
-    experiment: str = ""  # the runs it takes; empty where a test or a study settles it
+    experiment: str = ""  # the runs it needs; empty if a test or a study settles it
     far: str = ""  # how far our setting is from the paper's
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The whole of it."""
+    """Everything in both files."""
 
     title: str
     authors: str
@@ -139,18 +139,18 @@ class Paper:
 
     @property
     def items(self) -> dict[str, str]:
-        """What can be run by name, and the experiment behind it."""
+        """The names that can be run, with the experiment of each."""
         tables = {name: table.experiment for name, table in self.tables.items()}
         return tables | {name: name for name in (*self.figures, *self.ablations)}
 
     def experiment_of(self, item: str) -> Experiment:
-        """The experiment of a table, figure or ablation; an unknown name is refused with the nearest right one."""
+        """The experiment of a table, figure or ablation; the error for an unknown name suggests the nearest one."""
         if item not in self.items:
             raise ValueError(f"{item!r} is not a table, figure or ablation of the paper: {nearest(item, self.items)}")
         return self.experiments[self.items[item]]
 
     def commands(self, claim: Claim, budget: str = "small") -> str:
-        """The command whose runs a claim is judged by."""
+        """The command that makes the runs for a claim."""
         item = next((item for item, name in self.items.items() if name == claim.experiment), "")
         return f"drcl paper run {item} --budget {budget}" if item else ""
 

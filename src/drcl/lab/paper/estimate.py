@@ -1,6 +1,6 @@
-"""How long the paper's runs would take on this machine: a few training steps of each network are measured, once, and
-multiplied. Evaluation and consolidation are not counted apart, and a method's cost beside SGD's is a rough number from
-``paper.toml``: good for choosing a budget, for nothing else."""
+"""How long the paper's runs would take on this machine: a few training steps of each network are timed once and
+multiplied. Evaluation and consolidation are not counted separately, and a method's cost relative to SGD is a rough
+number from ``paper.toml``. The estimate is good only for choosing a budget."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from drcl.lab.paper.plan import Plan, Planned
 from drcl.lab.runs.checkpoint import replace_whole
 from drcl.lab.runs.config import RunConfig
 
-_STEPS, _SECONDS = 5, 1.0  # of one probe: so many steps, or as many as fit into this time
-_START = 2.0  # seconds of a run before its first step and after its last
+_STEPS, _SECONDS = 5, 1.0  # one probe takes this many steps, or as many as fit into this time
+_START = 2.0  # seconds that a run spends before its first step and after its last
 
 
 def probe(model: dict[str, Any], shape: tuple[int, int, int], batch: int) -> float:
-    """Seconds of one SGD step of this network on a batch of noise."""
+    """Seconds per SGD step of this network on a batch of noise."""
     options = dict(model)
     kind = options.pop("kind")
     trunk: Any = TRUNKS[kind](shape, tasks=1, **options)
@@ -40,7 +40,7 @@ def probe(model: dict[str, Any], shape: tuple[int, int, int], batch: int) -> flo
         nn.functional.cross_entropy(network(x), y).backward()
         optimizer.step()
 
-    step()  # the first one builds what the others use
+    step()  # the first step also allocates and is slower
     began = time.perf_counter()
     times: list[float] = []
     while len(times) < _STEPS and time.perf_counter() - began < _SECONDS:
@@ -56,7 +56,7 @@ def usual_file() -> Path:
 
 @dataclass
 class Speeds:
-    """Seconds of a step by network, image and batch; measured when first asked for and kept in a file."""
+    """Seconds per step by network, image and batch; measured on first use and kept in a file."""
 
     file: Path | None = field(default_factory=usual_file)
     measure: Callable[[dict[str, Any], tuple[int, int, int], int], float] = probe
@@ -77,7 +77,7 @@ class Speeds:
 
     def _keep(self) -> None:
         if self.file is not None:
-            with suppress(OSError):  # a home that cannot be written to costs the next command a second
+            with suppress(OSError):  # if the file cannot be written, the next command only measures again
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 replace_whole(self.file, json.dumps(self.known, indent=1).encode())
 
@@ -95,7 +95,7 @@ def steps(paper: Paper, config: RunConfig) -> int:
 
 
 def hours(paper: Paper, runs: Iterable[Planned], speeds: Speeds) -> float:
-    """For runs one after the other; each once, whatever it stands for."""
+    """Hours for these runs one after the other; each run counts once, even if it stands in for several."""
     seconds: dict[str, float] = {}
     for run in runs:
         made = run.config.make_benchmark()
@@ -106,7 +106,7 @@ def hours(paper: Paper, runs: Iterable[Planned], speeds: Speeds) -> float:
 
 
 def told(value: float) -> str:
-    """An estimate with no more digits than it deserves."""
+    """An estimate as text, with few digits because it is rough."""
     if value < 1 / 60:
         return "< 1 min"
     if value < 1:

@@ -1,4 +1,4 @@
-"""How a table of the paper looks: in a terminal, in Markdown, LaTeX and HTML."""
+"""Renders a table of the paper for a terminal, and in Markdown, LaTeX and HTML."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from drcl.lab.paper.tables import Cell, Filled, Line
 from drcl.lab.report.table import Statistic
 
 KEY = "First line: ours, the best in bold. Second line: the paper's. A dash: not run, or not printed."
-_WIDE = 112  # columns of a terminal into which a whole table fits
+_WIDE = 112  # terminal columns that a whole table needs
 BESIDE = "Ours, the best in bold; the paper's in brackets. A dash: not run, or not printed."
 
 
 def number(value: float, filled: Filled) -> str:
-    """``71.9``, and ``+3.7`` where a table has signs."""
+    """``71.9``, or ``+3.7`` in a table with signs."""
     if math.isnan(value):
         return "–"
     text = f"{value:+.{filled.table.digits}f}" if filled.table.signed else f"{value:.{filled.table.digits}f}"
@@ -47,7 +47,7 @@ def theirs(printed: Printed | None, filled: Filled) -> str:
 
 
 def rich_table(filled: Filled, width: int = _WIDE) -> RenderableType:
-    """For ``Console.print``; where all columns do not fit, each group of data sets is a table of its own."""
+    """For ``Console.print``; if the columns do not all fit, each group of data sets gets its own table."""
     every = range(len(filled.heads))
     groups = [[k for k in every if filled.heads[k].group == group] for group in filled.groups]
     parts: list[RenderableType] = [_rich_part(filled, part) for part in ([list(every)] if width >= _WIDE else groups)]
@@ -73,7 +73,7 @@ def _rich_part(filled: Filled, columns: Sequence[int]) -> RichTable:
 
 
 def _ends(filled: Filled, n: int) -> bool:
-    """Whether a rule follows: after the bounds, before the paper's own row and after the paper's last."""
+    """Whether a line follows: after the bounds, before the paper's own row and after the paper's last row."""
     if n + 1 == len(filled.lines):
         return False
     line, after = filled.lines[n], filled.lines[n + 1]
@@ -84,7 +84,7 @@ def _rich(cell: Cell, line: Line, filled: Filled, tight: bool) -> Text:
     style = "dim" if math.isnan(cell.ours.mean) or line.reference else "bold green" if cell.best else ""
     mean, sign, spread = ours(cell.ours, filled).partition(" ± ")
     beside = theirs(cell.paper, filled)
-    if tight:  # a number that is broken into two lines is hard to read
+    if tight:  # a number split over two lines is hard to read
         sign, beside = sign.strip(), beside.replace(" ± ", "±")
     text = Text.assemble((mean, style), (sign + spread, "dim"))
     if line.printed:
@@ -146,7 +146,7 @@ def _latex(filled: Filled) -> str:
 
 
 def _html(filled: Filled) -> str:
-    """A ``<table>`` for a page; its looks are the page's."""
+    """A ``<table>`` for a page, which provides the style."""
     out = [f'<table class="results paper"><caption>{html.escape(filled.table.title)}</caption><thead><tr>']
     out.append('<th scope="col">method</th>')
     for head in filled.heads:

@@ -1,4 +1,4 @@
-"""The verdicts as text: for a terminal, and as the part of docs/paper.md between its marks."""
+"""The verdicts as text: for a terminal, and for the part of docs/paper.md between its marks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def summary(found: Sequence[Verdict]) -> str:
 
 
 def rich_ledger(found: Sequence[Verdict]) -> RenderableType:
-    """For ``Console.print``: the verdict first, what was found under the claim, then how to run it."""
+    """For ``Console.print``: the verdict, the claim with what was found, and the command to run it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
     table.add_column("verdict", no_wrap=True)
     table.add_column("claim")
@@ -47,7 +47,7 @@ def rich_ledger(found: Sequence[Verdict]) -> RenderableType:
 
 
 def markdown(paper: Paper, found: Sequence[Verdict], beside: Path = Path()) -> str:
-    """One row per claim; run directories and pages are linked as seen from the folder `beside`."""
+    """One row per claim; links to run directories and pages are relative to the folder `beside`."""
     lines = [
         f"*{paper.title}* ({paper.authors}). {summary(found)}.",
         "",
@@ -80,7 +80,7 @@ def _md(text: str) -> str:
 
 
 def placed(page: str, text: str) -> str:
-    """The page with `text` between its marks; a page without them is refused."""
+    """The page with `text` between its marks; raises if it has none."""
     start, end = page.find(START), page.find(END, page.find(START))
     if start < 0 or end < 0:
         raise ValueError(f"the page has no place for it: write {START} and {END} on lines of their own")

@@ -1,4 +1,4 @@
-"""Which runs a cell of a table or a side of a claim speaks of: by what they were run with, wherever they lie."""
+"""Finds the runs for a cell of a table or a side of a claim, by their settings and not by their folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MISSING = object()
 
 
 def setting(run: Run, key: str) -> Any:
-    """What a run was made with: of the method, else of the training, else of the benchmark; a prefix says whose."""
+    """A setting of a run: of the method, else of the training, else of the benchmark; a prefix selects one of these."""
     head, _, rest = key.partition(".")
     tables = [(_TABLES[head], rest)] if head in _TABLES and rest else [(table, key) for table in _TABLES.values()]
     for table, name in tables:
@@ -31,7 +31,7 @@ def setting(run: Run, key: str) -> Any:
 
 
 def fits(run: Run, match: Mapping[str, Any]) -> bool:
-    """Whether a run was made with all of this."""
+    """Whether a run has all of these settings."""
     return all(_fits(setting(run, key), wanted) for key, wanted in match.items())
 
 
@@ -43,7 +43,7 @@ def _fits(found: Any, wanted: Any) -> bool:
         return not math.isnan(value) and wanted.get("min", -math.inf) <= value <= wanted.get("max", math.inf)
     if isinstance(wanted, list):
         return any(_fits(found, each) for each in wanted)
-    if wanted == "none":  # a run's file leaves out what is none by default
+    if wanted == "none":  # a run's file omits settings that are None by default
         return found in (None, "none")
     if isinstance(wanted, int | float) and not isinstance(wanted, bool):
         return math.isclose(number(found), wanted, rel_tol=1e-9, abs_tol=1e-15)
@@ -52,7 +52,7 @@ def _fits(found: Any, wanted: Any) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """The runs of one row on one benchmark that count, and how many other settings of it there are."""
+    """The runs that count for one row on one benchmark, and the number of its other settings."""
 
     row: str
     runs: tuple[Run, ...]
@@ -72,7 +72,7 @@ class Found:
 
 
 def value(run: Run, metric: str) -> float:
-    """A measure by its name; shares of weights also from ``result.json`` alone, where the drift was not kept."""
+    """A measure by name; if the drift was not kept, shares of weights come from ``result.json``."""
     if metric == "parameters":
         return number(run.cost.get("parameters"))
     if metric == "training_loss":
@@ -82,13 +82,13 @@ def value(run: Run, metric: str) -> float:
 
 
 def training_loss(run: Run) -> float:
-    """Mean loss along the training of the tasks from the second on, as far as the curve was recorded."""
+    """Mean training loss from the second task on, as far as the curve was recorded."""
     losses = [point.loss for point in run.curve if point.task >= 1 and not math.isnan(point.loss)]
     return sum(losses) / len(losses) if losses else math.nan
 
 
 def series(run: Run, name: str) -> list[float]:
-    """A measure per task, as ``result.json`` records it; empty where it does not."""
+    """A measure per task from ``result.json``; empty if it is not recorded."""
     table = run.result.get("per_task")
     found = table.get(name) if isinstance(table, dict) else None
     return [number(each) for each in found] if isinstance(found, list) else []
@@ -103,10 +103,10 @@ def find(
     match: Mapping[str, Any] | None = None,
     stand_in: bool = False,
 ) -> Found:
-    """The finished runs of a row on a benchmark. Of several settings the one with most seeds counts, then the one with
-    the best accuracy, whoever's row it is.
+    """The finished runs of a row on a benchmark. If there are several settings, the one with the most seeds counts,
+    then the one with the best accuracy. Our rows and the rivals' follow the same rule.
 
-    A stand-in has a network of its own, so what tells an experiment's runs apart does not apply to it.
+    A stand-in has its own network, so the `match` of an experiment does not apply to it.
     """
     wanted = {**({} if stand_in else experiment.match), **paper.rows[row].match, **(match or {})}
     method = paper.rows[row].method
@@ -119,7 +119,7 @@ def find(
 
 
 def of_item(paper: Paper, item: str, runs: Sequence[Run], budget: str) -> list[Run]:
-    """The runs of an item: those that count for each of its rows, on its benchmarks or what stands in for them."""
+    """The runs of an item: those that count for each of its rows, on its benchmarks or their stand-ins."""
     experiment = paper.experiment_of(item)
     found: dict[Path, Run] = {}
     for benchmark in experiment.benchmarks:
@@ -137,7 +137,7 @@ def _rank(g: Group) -> tuple[int, float]:
 
 
 def scale(runs: Sequence[Run]) -> str:
-    """How large the runs are, in a few words: network, length of a task, seeds."""
+    """The size of the runs in a few words: network, length of a task, seeds."""
     if not runs:
         return ""
     first = runs[0]

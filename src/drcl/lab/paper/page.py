@@ -1,5 +1,5 @@
-"""One page about the paper: its claims and our verdicts, its tables and figures, from run directories. A single file
-without scripts or anything from elsewhere, in the looks of the report."""
+"""One page about the paper, made from run directories: its claims and our verdicts, its tables and figures. It is a
+single file without scripts or external resources, in the style of the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from drcl.lab.runs.read import Run
 def write_page(
     paper: Paper, runs: Sequence[Run], found: Sequence[Verdict], budget: str, path: Path, command: str
 ) -> Path:
-    """Write the page at `path`; an older one is replaced in one moment, or not at all."""
+    """Write the page to `path`; an older page is replaced completely or not at all."""
     html = page(paper, runs, found, budget, path, command)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_whole(path, html.encode())
@@ -35,7 +35,7 @@ def write_page(
 
 
 def page(paper: Paper, runs: Sequence[Run], found: Sequence[Verdict], budget: str, path: Path, command: str) -> str:
-    """The page as HTML. Run directories are named as seen from `path`."""
+    """The page as HTML. Paths of run directories are relative to `path`."""
     jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     looks, mine = resources.files("drcl.lab.report.templates"), resources.files("drcl.lab.paper")
     template = jinja.from_string(mine.joinpath("page.html").read_text(encoding="utf-8"))

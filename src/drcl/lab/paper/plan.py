@@ -1,4 +1,4 @@
-"""From an item of the paper and a budget to runs: what is run in which place, with which options, on which data."""
+"""Turns an item of the paper and a budget into runs: which row, on which data, with which options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from drcl.lab.runs.config import RunConfig
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of a plan: for which row and data set of the paper it is made."""
+    """One run of a plan, with the row and data set of the paper it is for."""
 
     row: str
     benchmark: str  # the paper's; config.benchmark may be a stand-in
@@ -32,10 +32,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of one item at one budget, and what is left out."""
+    """The runs of one item at one budget, and what is skipped."""
 
     runs: tuple[Planned, ...]
-    skipped: dict[str, str] = field(default_factory=dict)  # benchmark -> why it is not run
+    skipped: dict[str, str] = field(default_factory=dict)  # benchmark -> reason
 
     @property
     def configs(self) -> list[RunConfig]:
@@ -43,7 +43,7 @@ class Plan:
         return list({run.config.name: run.config for run in self.runs}.values())
 
     def only(self, rows: Sequence[str], benchmarks: Sequence[str]) -> Plan:
-        """The part of it with these rows and benchmarks; empty: all."""
+        """The part of the plan with these rows and benchmarks; an empty list means all."""
         for name, asked, known in (("row", rows, [r.row for r in self.runs]), ("benchmark", benchmarks, self._places)):
             for each in asked:
                 if each not in known:
@@ -86,9 +86,9 @@ def plan(
     seeds: int | None = None,
     skip: bool = True,
 ) -> Plan:
-    """The runs of these items. `given` are options for all runs, or, as ``ROW.key``, for one row; they win over
-    `strengths`, which a tuning found for a row on a benchmark. `seeds` replaces the experiments' own number. Without
-    `skip` the runs whose data are not here are planned too."""
+    """The runs of these items. `given` are options for all runs or, as ``ROW.key``, for one row. They win over
+    `strengths`, which tuning found for a row on a benchmark. `seeds` replaces the experiments' own number. Without
+    `skip`, runs whose data are missing are planned too."""
     _check(paper, items, given or {})
     runs: list[Planned] = []
     skipped: dict[str, str] = {}
@@ -135,8 +135,8 @@ def _of(
 
 
 def options_of(experiment: Experiment, row: Row, fitted: Mapping[str, Any], budget: str) -> dict[str, Any]:
-    """From the general to the special: the data set, the experiment, the row, the row in this experiment. A stand-in
-    of a smoke run takes over what belongs to the row alone: another network or rate is of no use on it."""
+    """Later options win: the data set, the experiment, the row, the row in this experiment. The stand-in of a smoke run
+    takes only the row's options, because the experiment's network or rate does not suit it."""
     if budget == "smoke":
         return {**fitted, **experiment.smoke, **row.options, **row.smoke}
     of_experiment = {**experiment.options, **getattr(experiment, budget)}
@@ -144,14 +144,14 @@ def options_of(experiment: Experiment, row: Row, fitted: Mapping[str, Any], budg
 
 
 def own_options(paper: Paper, row: Row, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command line that concern a row: those for all, then those for it alone."""
+    """The command-line options for a row: those for all rows, then those for this one."""
     common = {key: value for key, value in given.items() if key.partition(".")[0] not in paper.rows}
     start = f"{row.name}."
     return common | {key.removeprefix(start): value for key, value in given.items() if key.startswith(start)}
 
 
 def _over(options: dict[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """The later options, with what they replace taken out: ``method.lam`` and ``lam`` are the same option."""
+    """Both options, where the later ones replace the earlier: ``method.lam`` and ``lam`` are the same option."""
     for key in later:
         plain = key.removeprefix("method.")
         for same in (plain, f"method.{plain}"):
@@ -160,6 +160,6 @@ def _over(options: dict[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tunable(row: Row) -> str:
-    """The option of a row's method that a tuning chooses; empty where there is none."""
+    """The option of a row's method that tuning chooses; empty if there is none."""
     knob = methods.get(row.method).tunes
     return knob.name if knob is not None and row.tune is not None else ""

@@ -1,5 +1,5 @@
-"""The rules that judge claims: each takes a rule of ``claims.toml`` and the runs there are, and answers with a finding,
-or with None where its runs are not there. What the words mean is said at the head of that file."""
+"""The rules that judge claims: each function takes a rule of ``claims.toml`` and the existing runs, and returns a
+finding, or None if its runs are missing. The head of that file explains the kinds of rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drcl.lab.paper.studies import Study
 from drcl.lab.runs import metrics
 from drcl.lab.runs.read import Run
 
-POINTS = frozenset({"learning_seconds", "parameters", "residual", "iterations"})  # measures that are no shares
+POINTS = frozenset({"learning_seconds", "parameters", "residual", "iterations"})  # measures that are not shares
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Finding:
     verdict: str  # "holds", "weaker" or "fails"
     words: str
     runs: tuple[Run, ...] = ()
-    by: str = ""  # what settled it where no run did: a test, a measurement, a study
+    by: str = ""  # without runs: the test, measurement or study that settled it
     page: str = ""
 
     @property
@@ -50,7 +50,7 @@ class Evidence:
         return self.paper.experiments[rule.get("experiment", default)]
 
     def found(self, rule: Mapping[str, Any], default: str, row: str) -> Found:
-        """The runs of a row at the paper's data set, or, where there are none, at the small budget's stand-in."""
+        """The runs of a row on the paper's data set or, if there are none, on the small budget's stand-in."""
         experiment = self.experiment(rule, default)
         benchmark = rule.get("benchmark", experiment.benchmarks[0])
         own = find(self.paper, experiment, row, benchmark, self.runs, rule.get("where"))
@@ -61,7 +61,7 @@ class Evidence:
 
 
 def judge(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Finding | None:
-    """What a rule says about the runs there are."""
+    """The finding of a rule from the existing runs."""
     return KINDS[rule["kind"]](rule, evidence, experiment)
 
 
@@ -78,7 +78,7 @@ def _points(metric: str) -> float:
 
 
 def _gaps(rule: Mapping[str, Any], ours: Found, theirs: Found) -> dict[int, float]:
-    """In points, seed by seed; above 0 is ours ahead."""
+    """The gap per seed in points; above 0 means that ours is ahead."""
     mine, other = ours.by_seed(rule["metric"]), theirs.by_seed(rule["metric"])
     sign = -1.0 if rule.get("lower") else 1.0
     return {seed: sign * _points(rule["metric"]) * (mine[seed] - other[seed]) for seed in mine if seed in other}
@@ -89,7 +89,7 @@ def _ahead(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Find
     pairs = [(mine, other, gaps) for mine in ours for other in theirs if (gaps := _gaps(rule, mine, other))]
     if not pairs:
         return None
-    # Each side with its best row: whichever of ours is furthest ahead of the strongest of theirs.
+    # Compare the best row of each side.
     by_mine: dict[str, tuple[Found, Found, dict[int, float]]] = {}
     for pair in pairs:
         known = by_mine.get(pair[0].row)
@@ -180,7 +180,7 @@ def _best(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Findi
 
 
 def _learned(run: Run, name: str | None) -> list[float]:
-    """Per task: a recorded series, or the accuracy when it was learned (online where that was measured), in points."""
+    """Per task, in points: a recorded series, or the accuracy when the task was learned (online if measured)."""
     if name is not None:
         return series(run, name)
     online = run.result.get("online_accuracy_by_task")
@@ -189,7 +189,7 @@ def _learned(run: Run, name: str | None) -> list[float]:
 
 
 def _ends(rule: Mapping[str, Any], found: Found) -> tuple[float, float] | None:
-    """Mean over the first `window` tasks and over the last, up to task `until`."""
+    """The means over the first and over the last `window` tasks, up to task `until`."""
     window, pairs = rule["window"], []
     for run in found.runs:
         values = _learned(run, rule.get("series"))[: rule.get("until")]
@@ -239,7 +239,7 @@ def _trend(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Find
         for run in found.runs:
             values = [
                 100 * v for v in series(run, rule["series"])[1:] if not math.isnan(v)
-            ]  # the first starts at noise
+            ]  # without the first task, which starts at random weights
             if len(values) >= 4:
                 half = len(values) // 2
                 gaps.append(statistics.fmean(values[-half:]) - statistics.fmean(values[:half]))
@@ -311,7 +311,7 @@ def _mean(gaps: Mapping[int, float]) -> float:
 
 
 def _exact(value: float) -> float:
-    """Without the last digits of binary fractions: 60 less 55 points is 5, not a hair below."""
+    """Round off binary fractions: 60 - 55 points is exactly 5."""
     return round(value, 9)
 
 
@@ -327,6 +327,6 @@ def _told(evidence: Evidence, found: Found, metric: str) -> str:
 
 
 def verdict_of(findings: Sequence[Finding]) -> str:
-    """All of one mind: that; else weaker."""
+    """The verdict of all findings if they agree, otherwise "weaker"."""
     said = {finding.verdict for finding in findings}
     return said.pop() if len(said) == 1 else "weaker"

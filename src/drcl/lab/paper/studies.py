@@ -1,4 +1,4 @@
-"""Rows of a solver study (``benchmarks/studies/solver.py``), as its CSV files keep them: evidence about the solver."""
+"""Reads the CSV files of a solver study (``benchmarks/studies/solver.py``): evidence about the solver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drcl.lab.runs.files import number
 
-FIRST = "variant,about,strength,seeds,"  # how the first line of such a file begins
+FIRST = "variant,about,strength,seeds,"  # the first line of such a file begins like this
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Study:
     rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def value(self, variant: str, column: str) -> float:
-        """NaN where the variant was not run."""
+        """NaN if the variant was not run."""
         text = self.rows.get(variant, {}).get(column, "")
         try:
             return number(float(text))

@@ -1,4 +1,4 @@
-"""A table of the paper filled with our runs: its layout, its printed number beside ours, averages and the best."""
+"""A table of the paper filled with our runs: our numbers, the printed ones, averages, and the best of each column."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Line:
     row: str
     title: str
     cells: tuple[Cell, ...]  # data sets and averages, in the order of the heads
-    reference: bool  # a bound, which does not compete
-    printed: bool  # whether the paper has it in this table
+    reference: bool  # a bound, not a competitor
+    printed: bool  # whether the paper prints it in this table
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Filled:
 
 
 def fill(paper: Paper, name: str, runs: Sequence[Run], budget: str = "small") -> Filled:
-    """The table with these runs; at `budget` other data may stand in for the paper's."""
+    """The table with these runs; at a smaller `budget` other data may stand in for the paper's."""
     table = paper.tables[name]
     experiment = paper.experiments[table.experiment]
     places = [paper.data[column.benchmark].at(budget)[0] for column in table.columns]
-    # One stand-in is shown once for each group, not in every column it stands for.
+    # Show a stand-in once per group, not in every column that it stands in for.
     shown = [
         place == column.benchmark or (place, column.group) not in list(zip(places, _groups(table)))[:k]
         for k, (place, column) in enumerate(zip(places, table.columns))
@@ -114,7 +114,7 @@ def _lines(paper: Paper, table: Table, drafts: Mapping[str, Sequence[Statistic]]
 def _average(
     table: Table, row: str, g: int, run: Sequence[int], all_of: Sequence[int], values: Sequence[Statistic]
 ) -> Cell:
-    """Over the columns that were run; the paper's is taken over the same ones, or as printed where that is all."""
+    """The average over the columns that were run; the paper's over the same columns, or as printed if these are all."""
     printed = table.printed.get(row)
     paper: Printed | None = None
     if printed is not None:
@@ -126,7 +126,7 @@ def _average(
 
 
 def _marked(table: Table, lines: Sequence[Line]) -> tuple[Line, ...]:
-    """The same with the best of each column marked, as printed: two that read the same are both best."""
+    """The lines with the best of each column marked, after rounding: two equal numbers are both best."""
     marked = list(lines)
     for k in range(len(lines[0].cells)) if lines else ():
         means = {line.row: line.cells[k].ours.mean for line in lines if not line.reference}
@@ -145,7 +145,7 @@ def _marked(table: Table, lines: Sequence[Line]) -> tuple[Line, ...]:
 def _notes(
     paper: Paper, table: Table, found: Mapping[str, Sequence[Found]], places: Sequence[str], shown: Sequence[bool]
 ) -> list[str]:
-    """What a reader has to know before comparing."""
+    """Notes that a reader needs before comparing numbers."""
     notes = []
     for place in dict.fromkeys(places):
         for group in table.groups:

@@ -1,4 +1,4 @@
-"""Strengths for the rows of an experiment: each from the same number of trials, on the validation data of the first
+"""Finds strengths for the rows of an experiment: each with the same number of trials, on validation data of the first
 tasks of a seed that no table shows."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def searches(
     given: Mapping[str, Any] | None = None,
     root: Path | None = None,
 ) -> Iterator[Search]:
-    """What is to be tuned for these items; `trials` in place of the experiments' own number, 0 for none. A strength
-    that is given is not tuned."""
+    """What to tune for these items; `trials` replaces the experiments' own number, 0 means none. A given strength is
+    not tuned."""
     for item in dict.fromkeys(items):
         experiment = paper.experiment_of(item)
         count = experiment.tune if trials is None else trials
@@ -72,7 +72,8 @@ def _tuning(
 def tune(
     found: Sequence[Search], backend: Backend, watch: Callable[[Search, Sequence[Job]], Tell] | None = None
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """Run the trials; the best strength of each row on each benchmark. One all of whose trials fail keeps its own."""
+    """Run the trials; returns the best strength of each row on each benchmark. If all its trials fail, a row keeps its
+    own strength."""
     chosen: dict[tuple[str, str], dict[str, Any]] = {}
     for search in found:
         trials = search.tuning.run(backend, _watch(search, watch))

@@ -1,4 +1,4 @@
-"""One verdict for each claim of the paper, computed from the runs there are."""
+"""One verdict for each claim of the paper, computed from the existing runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Verdict:
     claim: Claim
     verdict: str
     findings: tuple[Finding, ...]
-    command: str  # what makes the runs it takes, or settled it
+    command: str  # the command that makes its runs, or that settled it
     why: str = ""  # why it cannot be tested here
 
     @property
     def words(self) -> str:
-        """What was found, in a sentence; why nothing was, where nothing was."""
+        """What was found, in a sentence; if nothing was, the reason."""
         return "; ".join(dict.fromkeys(finding.words for finding in self.findings)) or self.why
 
     @property
@@ -38,7 +38,7 @@ class Verdict:
 
     @property
     def scale(self) -> str:
-        """How large the runs behind it were."""
+        """The size of the runs behind it."""
         return "; ".join(dict.fromkeys(finding.scale for finding in self.findings if finding.runs))
 
     @property
@@ -70,7 +70,7 @@ def _verdict(claim: Claim, evidence: Evidence, root: Path | None) -> Verdict:
 
 
 def _lacking(claim: Claim, paper: Paper, root: Path | None) -> list[str]:
-    """Data sets without which no rule of the claim can be judged, at any budget: not here, and not to be fetched."""
+    """Data sets that every rule of the claim needs, at any budget, and that are missing and cannot be fetched."""
     lacking: list[str] = []
     for rule in claim.rules:
         if rule["kind"] in ("study", "proved"):
@@ -86,5 +86,5 @@ def _lacking(claim: Claim, paper: Paper, root: Path | None) -> list[str]:
 
 
 def counted(found: Sequence[Verdict]) -> dict[str, int]:
-    """How many claims have which verdict."""
+    """The number of claims with each verdict."""
     return {word: sum(v.verdict == word for v in found) for word in dict.fromkeys(v.verdict for v in found)}

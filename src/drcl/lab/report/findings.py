@@ -41,7 +41,7 @@ def _comparison(ranked: Sequence[Row]) -> str:
         return ""
     best, second = ranked[:2]
     lead = _accuracy(best) - _accuracy(second)
-    if lead < 0.05:  # nothing that a table would show
+    if lead < 0.05:  # too small to show in a table
         return f", level with {second.label}"
     text = f", {lead:.1f} points above {second.label}"
     a, b = (row.values["average_accuracy"] for row in (best, second))

@@ -69,7 +69,7 @@ def _rich_cell(row: Row, column: Column) -> Text:
     return Text.assemble((mean, style), (sign + deviation, "dim"))
 
 
-# Rounded like rich's own, without lines between columns: numbers in a row belong together.
+# Like rich's rounded box, but without lines between columns, because numbers in a row belong together.
 _CALM = box.Box("╭──╮\n│  │\n├──┤\n│  │\n├──┤\n├──┤\n│  │\n╰──╯\n")
 _BAR = 10
 
@@ -85,7 +85,7 @@ def summary_table(runs: Iterable[Run]) -> Table:
     shown.add_column(Text("method", style="bold"), no_wrap=True, vertical="bottom")
     for key in SUMMARY:
         column = by_key[key]
-        head = Text(column.title.replace(" ", "\n"), style="bold", justify="right")  # narrow: it fits 80 columns
+        head = Text(column.title.replace(" ", "\n"), style="bold", justify="right")  # narrow, to fit 80 columns
         head.append(f"\n{column.unit}", style="not bold dim")
         shown.add_column(head, justify="right", no_wrap=True, vertical="bottom")
     several = len(_benchmarks(table)) > 1

@@ -18,7 +18,7 @@ class Group:
 
     benchmark: str
     method: str
-    label: str  # the method, with the options that tell it from another group of the same method
+    label: str  # the method, with the options in which it differs from other groups of the same method
     runs: tuple[Run, ...]
 
     @property

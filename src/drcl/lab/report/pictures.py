@@ -25,7 +25,7 @@ class Picture:
     title: str
     caption: str
     svg: Markup
-    key: str = ""  # of the method it shows; empty if it shows several
+    key: str = ""  # the method that it shows; empty if it shows several
 
 
 class Pictures:
@@ -71,7 +71,7 @@ class Pictures:
         return " The band is one standard deviation over seeds." if several else ""
 
     def _matrices(self) -> list[Picture]:
-        # A bound that was trained once has one row; its matrix would be an empty square.
+        # A bound that is trained only once has one row, so its matrix would be nearly empty.
         drawn = [g for g in self.groups if (~np.isnan(g.matrix()).all(axis=1)).sum() > 1] or self.groups
         return [self._panel(matrix, g, k, g.label, _over(g)) for k, g in enumerate(drawn)]
 

@@ -57,7 +57,7 @@ def environment(runs: Sequence[Run]) -> list[tuple[str, str]]:
     seen: dict[str, dict[str, None]] = {}
     for run in runs:
         for key, value in flat_text(run.environment, between=" ").items():
-            # The whole hash of a commit or a file is noise; twelve letters of it are a name.
+            # Twelve characters of a hash are enough to identify a commit or a file.
             brief = value[:12] if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", value) else value
             seen.setdefault(key.removeprefix("versions "), {})[brief] = None
     return [(key, " / ".join(values)) for key, values in seen.items()]

@@ -25,14 +25,14 @@ _BY_COLOUR = {tone.light: f"var(--{tone.name})" for tone in TONES}
 _DROPPED = (
     "metadata",
     "style",
-)  # a style element would apply to the whole page; the page has its rule itself
+)  # a style element would apply to the whole page, which has its own style
 
 
 def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
     """The figure as an ``<svg>`` element; ``name`` starts every id inside and is unique on the page."""
     buffer = io.StringIO()
     with styled():
-        mpl.rcParams["svg.fonttype"] = "none"  # letters stay letters: they are found, selected and read aloud
+        mpl.rcParams["svg.fonttype"] = "none"  # keep text as text, so that it can be found, selected and read aloud
         marks.name_parts(figure)
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(buffer.getvalue())
@@ -55,7 +55,7 @@ def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-_REACH = 7.0  # points around a place where pointing at it counts
+_REACH = 7.0  # radius around a mark in which the pointer selects it, in points
 
 
 def _place(place: marks.Place, width: float, height: float) -> ElementTree.Element:

@@ -17,8 +17,8 @@ from drcl.lab.report.glossary import WORDS
 from drcl.lab.report.groups import Group, group
 from drcl.lab.runs.read import Run
 
-BASELINE = "sgd"  # whose time is the unit of cost
-REFERENCES = frozenset({"joint"})  # bounds, not contestants: they may keep all data, so they cannot be the best
+BASELINE = "sgd"  # its time is the unit of cost
+REFERENCES = frozenset({"joint"})  # bounds, not competitors: they may keep all data, so they are never marked as best
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ COLUMNS = (
     Column("gradient_evaluations", "gradient evaluations", digits=0),
     Column("state_bytes", "state", digits=0),
 )
-HELD = Column("directions_held", "directions held", "%", 100)  # in place of weights unmoved, see `shown`
+HELD = Column("directions_held", "directions held", "%", 100)  # instead of unmoved weights, see `shown`
 _MEASURED = (*COLUMNS, HELD)
 
 
@@ -85,7 +85,7 @@ class Row:
     values: dict[str, Statistic]
     best: frozenset[str]  # keys of the columns in which no other method of the benchmark is better
     notes: tuple[str, ...]
-    group: Group | None = None  # None: runs of which it is not known what they are
+    group: Group | None = None  # None for runs whose settings are unknown
 
     @property
     def reference(self) -> bool:
@@ -123,7 +123,7 @@ def _order(draft: tuple[Group, dict[str, Statistic]]) -> tuple[int, float, str]:
 
 def _baseline_seconds(groups: Sequence[Group]) -> float:
     seconds = [Statistic.of(_each(g, "learning_seconds")) for g in groups if g.method == BASELINE]
-    # Two kinds of SGD (another learning rate, say) are no single unit.
+    # Two kinds of SGD (such as two learning rates) do not give a single unit.
     return seconds[0].mean if len(seconds) == 1 else math.nan
 
 
@@ -146,7 +146,7 @@ def _winners(drafts: Sequence[tuple[Group, dict[str, Statistic]]]) -> dict[str, 
         means = {label: mean for label, mean in means.items() if not math.isnan(mean)}
         if not column.better or len(means) < 2:
             continue
-        # Compared as printed: two methods that read the same are both best.
+        # Compare rounded numbers: two methods with equal numbers are both best.
         shown = {label: round(mean * column.scale, column.digits) for label, mean in means.items()}
         top = max(shown.values()) if column.better == "high" else min(shown.values())
         winners[column.key] = {label for label, mean in shown.items() if mean == top}

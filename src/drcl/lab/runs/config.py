@@ -46,7 +46,7 @@ class RunConfig:
         object.__setattr__(self, "plugins", loaded(self.plugins))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise OptionError(f"seed={self.seed!r}: give a whole number of at least 0")
-        benchmarks.get(self.benchmark)  # both refuse an unknown name with the nearest right one
+        benchmarks.get(self.benchmark)  # for an unknown name, both errors suggest the nearest one
         methods.get(self.method)
         for prefix, table in PREFIXES.items():
             known, checked = _known(prefix, self.method), {}
@@ -55,7 +55,7 @@ class RunConfig:
                     raise OptionError(f"{key!r} is not an option of {_owner(self, prefix)}: {_near(key, known)}")
                 checked[key] = _converted(key, value, known[key])
             object.__setattr__(self, table, checked)
-        # Values are checked by those who own them, now and not in the middle of a sweep.
+        # Method, benchmark and training check their own values, now and not in the middle of a sweep.
         self.make_benchmark()
         for key, value in self.make_method().training_defaults().items():
             if self.training.get(key) is None:
@@ -84,7 +84,7 @@ class RunConfig:
             head, _, inner = rest.partition(".")
             known = tables[prefix].get(head, {})
             if inner:
-                # A network may be given by its kind alone, before or after one of its arguments.
+                # A network may be given by its kind alone, before or after its arguments.
                 known = known if isinstance(known, Mapping) else {"kind": known}
                 value = {**known, inner: _plain(options_.read(value))}
             elif head == "model" and known and isinstance(value, str):
@@ -186,7 +186,7 @@ class RunConfig:
     def _tables(self, operation: bool) -> dict[str, Any]:
         full = self.resolved()
         out: dict[str, Any] = {"benchmark": full.benchmark, "method": full.method, "seed": full.seed}
-        # TOML has no word for none: it is left out where it is the default, and else a text that is read as none.
+        # TOML has no null: None is omitted if it is the default, otherwise it is a text that is read as None.
         usual = {"method_options": options_.defaults(methods.get(full.method)), "training": options_.defaults(Training)}
         for table in PREFIXES.values():
             told = {k: "none" if v is None else _plain(v) for k, v in getattr(full, table).items()}
@@ -206,7 +206,7 @@ def loaded(plugins: Sequence[str], file: Path | None = None) -> tuple[str, ...]:
 
 
 def _known(prefix: str, method: str) -> dict[str, Any]:
-    # Not kept for a method: a plugin that is loaded anew may have other options.
+    # Not cached for a method: a reloaded plugin may have other options.
     return options_.hints(methods.get(method)) if prefix == "method" else _known_to_all(prefix)
 
 

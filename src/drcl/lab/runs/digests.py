@@ -90,7 +90,7 @@ def check(directory: Path) -> list[str]:
         path = directory / name
         try:
             if not path.exists():
-                if name != LAST:  # without it the run does not claim to be finished: it was killed just before
+                if name != LAST:  # without it the run is not finished: it was killed just before
                     found.append(f"{name} is missing")
             elif not path.is_file():
                 found.append(f"{name} is not a file")
@@ -107,7 +107,7 @@ def add(directory: Path, name: str, data: bytes) -> None:
     try:
         known = read(directory) if stored(directory) else None
     except ValueError:
-        known = None  # damaged: to be told by whoever reads the run, not mended here
+        known = None  # damaged: the reader of the run reports it, nothing is repaired here
     if known is None:
         replace_whole(directory / name, data)
         return

@@ -63,7 +63,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _ask(folder: Path, *words: str) -> str:
-    # Only a repository that tracks this very folder says something about it.
+    # Only a repository that tracks this folder is relevant.
     subprocess.run(["git", "ls-files", "--error-unmatch", "."], cwd=folder, check=True, capture_output=True, timeout=10)
     done = subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True, timeout=10)
     return done.stdout

@@ -69,12 +69,12 @@ def execute(
     the training is raised too, and noted in ``result.json``. The same call again continues from the last checkpoint.
     """
     directory = Path(directory)
-    for plugin in config.plugins:  # a config that came from another process brings their names only
+    for plugin in config.plugins:  # a config from another process has only their names
         plugins.load(plugin)
     training = config.make_training()
     device = pick_device(training.device)
     here = parallel.join(device)
-    # Data that are missing or damaged are told before anything is written.
+    # Report missing or damaged data before anything is written.
     stream = None if directory.exists() else _stream(config, data_root)
     with ExitStack() as stack:
         for logger in loggers:
@@ -88,9 +88,9 @@ def execute(
         there = Run.read(directory)
         if there.finished:
             if here.rank == 0:
-                _tidy(directory, training)  # a kill may have come between the result and this
+                _tidy(directory, training)  # the run may have been killed between writing the result and this
             return there.result
-        parallel.wait()  # all have read it before one of them changes it
+        parallel.wait()  # all processes must read it before one changes it
         stream = stream or _stream(config, data_root)
         seal = Seal(directory)
         if here.rank == 0:
@@ -103,7 +103,7 @@ def execute(
             learner.run()
         result = _conclude(learner)
         if here.rank == 0:
-            records.checkpoints.keep_last()  # before the result: whoever finds that looks no further
+            records.checkpoints.keep_last()  # before the result, because a run with a result is not resumed
             _write(seal, learner, records, result)
             _tidy(directory, training)
         parallel.wait()
@@ -179,7 +179,7 @@ def _prepare(
     plan = Plan.of(benchmark)
     network = benchmark.network(stream, seed=config.seed)
     learner = Learner(stream, network, method, plan, training, seed=config.seed, watcher=records)
-    # One process reads and puts the files right, then the others read the same.
+    # One process reads and repairs the files, then the others read them.
     state = records.load(learner.device) if records.writes else None
     parallel.wait()
     state = state if records.writes else records.load(learner.device)
@@ -265,7 +265,7 @@ def _failure_noted(directory: Path, writes: bool) -> Iterator[None]:
     except Exception as error:
         if writes:
             note = {"finished": False, "error": reason(error)}
-            with suppress(OSError):  # a full disk may be the very reason
+            with suppress(OSError):  # a full disk may be the reason for the failure
                 replace_whole(directory / "result.json", json.dumps(note, indent=2).encode())
         raise
 

@@ -27,7 +27,7 @@ from drcl.lab.training.rows import (
 
 DRIFT_FIELDS = tuple(f.name for f in fields(DriftRow))
 CURVE_FIELDS = tuple(f.name for f in fields(CurvePoint))
-MOST_TASKS = 5000  # of a file one reads; its matrix takes 200 MB
+MOST_TASKS = 5000  # in a file to read; its matrix takes 200 MB
 # The smaller tables of a run: one kind of row each.
 RECORDS: dict[str, type[Record]] = {
     "losses": LossPoint,

@@ -82,7 +82,7 @@ def _keep(tensor: Tensor, found: dict[str, Tensor], path: str) -> dict[str, Any]
     if tensor.device.type != "cpu":
         about["moved"] = True
     if not tensor.is_contiguous() and 0 not in tensor.stride():
-        # Matrix products of a transposed factor need not give the bits of those of its copy.
+        # A matrix product with a transposed factor may round differently from one with its copy.
         about["stride"] = list(tensor.stride())
     return about
 
@@ -92,7 +92,7 @@ def _restore(about: dict[str, Any], tensors: dict[str, Tensor], device: torch.de
         kept = tensors[about["at"]]
     except (KeyError, TypeError):
         raise NestedError(f"the tensor {about!r} is missing") from None
-    # Always a copy: memory that torch allocated is aligned, and kernels may round differently on memory that is not.
+    # Always copy: torch's own memory is aligned, and kernels may round differently on unaligned memory.
     if "stride" in about:
         value = torch.empty_strided(kept.shape, about["stride"], dtype=kept.dtype)
         value.copy_(kept)

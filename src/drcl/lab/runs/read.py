@@ -36,7 +36,7 @@ from drcl.lab.runs.files import (
 )
 from drcl.lab.training.rows import CurvePoint, DriftRow, Record
 
-# Any of these makes a directory a run's directory; a run killed early may have the first one only.
+# A directory with any of these is a run; a run killed early may have only the first.
 MARKS = ("config.toml", "accuracy.csv", "result.json", digests.FILE)
 
 
@@ -53,9 +53,9 @@ class Run:
     drift: tuple[DriftRow, ...] = ()
     curve: tuple[CurvePoint, ...] = ()
     problems: tuple[str, ...] = ()
-    damage: tuple[str, ...] = ()  # files that are not what was written, as far as digests are stored
+    damage: tuple[str, ...] = ()  # files that differ from their stored digests
     records: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # of the smaller tables, by their name
-    sealed: bool = False  # digests are stored, by which damage would be noticed
+    sealed: bool = False  # whether digests are stored, which show damage
 
     @classmethod
     def read(cls, path: str | Path) -> Run:
@@ -202,7 +202,7 @@ def find(paths: Iterable[str | Path]) -> list[Run]:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; give run directories or a directory that holds some")
         if path.is_file() and path.name in MARKS:
-            path = path.parent  # a shell's completion often ends on the file
+            path = path.parent  # shell completion often ends at the file
         directories, files = _places(path)
         for directory in directories:
             found.setdefault(directory.resolve(), directory)
@@ -241,7 +241,7 @@ def _places(top: Path) -> tuple[list[Path], list[Path]]:
     for folder, below, files in os.walk(top):
         if any(mark in files for mark in MARKS):
             found.append(Path(folder))
-            below.clear()  # a run's own checkpoint is not another run
+            below.clear()  # a checkpoint inside a run is not another run
             continue
         packs += [path for path in (Path(folder) / name for name in sorted(files)) if pack.is_pack(path)]
         below[:] = sorted(name for name in below if not name.startswith("."))
@@ -259,7 +259,7 @@ def _of_matrix(measure: Callable[[Any], float]) -> Callable[[Run], float]:
 
 
 def _unmoved(run: Run) -> float:
-    shares = [share for task, share in run.unmoved_by_task().items() if task >= 1]  # the first task starts from noise
+    shares = [share for task, share in run.unmoved_by_task().items() if task >= 1]  # the first starts at random weights
     return float(np.mean(shares)) if shares else metrics.Undefined("drift from the second task on was not recorded")
 
 

@@ -47,7 +47,7 @@ def _at_work(directory: Path) -> bool:
             return False
     except DataError:
         return True
-    except OSError:  # a folder one may only read: nobody of ours is at work there
+    except OSError:  # a read-only folder: no process of ours writes there
         return False
 
 

@@ -144,7 +144,7 @@ class Records(Watcher):
                 self.others[name].append(mine)
 
     def save(self, state: Callable[[], dict[str, Any]]) -> None:
-        content = state()  # on every process: they exchange what only they know
+        content = state()  # on every process, because they exchange data
         if self.writes:
             self._flush()
             marks = {name: table.mark() for name, table in self.tables.items()}
@@ -165,7 +165,7 @@ class Records(Watcher):
         marks = saved["files"]
         for name, table in self._rows().items():
             table.cut(marks.get(name, 0))  # runs of older versions had fewer tables
-        # The matrix is in the checkpoint, so its file can always be made good.
+        # The checkpoint has the matrix, so its file can always be written again.
         why = self.accuracy.wrong(marks["accuracy"])
         if why:
             self.tell(f"{why}; it is written again from the checkpoint")

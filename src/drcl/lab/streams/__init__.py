@@ -18,7 +18,7 @@ from drcl.lab.streams.online import online
 from drcl.lab.streams.parts import Parts, split_parts
 from drcl.lab.streams.task import Scenario, Stream, Task
 
-# The names a benchmark's description uses. Benchmarks from outside bring their own builders along.
+# The names used in benchmark descriptions. Plugins can add their own builders.
 BUILDERS: Registry[Callable[..., Stream]] = Registry(
     "builder",
     lambda: {

@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 from drcl.lab.common import seeds
 from drcl.lab.streams.view import View
 
-# Small batches are cut from a block of about this many images, so that a batch of one does not pay for all
-# the calls alone. Larger blocks fall out of the processor's cache and are slower again.
+# Small batches are cut from a block of about this many images, so that a batch of one does not need all
+# the calls for itself. Larger blocks do not fit into the processor's cache and are slower again.
 BLOCK = 128
 
 
@@ -29,7 +29,7 @@ class Examples:
     """Some rows of an image array with their labels: one of a task's ``train``, ``valid`` and ``test``."""
 
     source: np.ndarray  # uint8 [N, C, H, W], shared with other tasks
-    rows: np.ndarray  # int64 [n], which of them are here
+    rows: np.ndarray  # int64 [n], the rows of `source` in this set
     labels: np.ndarray  # int64 [n], as the task's head counts them
     view: View = field(default_factory=View)
     key: int = 0  # mixed into the shuffling, so that two tasks do not see their images in the same order
@@ -166,7 +166,7 @@ class _TorchDataset(Dataset[tuple[Tensor, int]]):
         return len(self.examples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        # An IndexError, not a wrapped-around image, is what ends a plain for loop over the data set.
+        # A plain for loop over the data set ends at an IndexError, so do not wrap around.
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} is outside the {len(self)} examples")
         x, y = self.examples.take([index])

@@ -57,7 +57,7 @@ def split_parts(
         held = _limited(_everything(data.valid, still), limit_per_class, seed, "limit valid")
     else:
         rank, count = class_ranks(train.labels, seed, "valid")
-        # At least one of each class, where there are two: an empty class could not be validated.
+        # At least one example of each class that has two, because an empty class could not be validated.
         wanted = np.floor(valid * count + 0.5) if valid else np.zeros(len(count))
         if valid:
             wanted = np.clip(wanted, np.minimum(count - 1, 1), count - 1)

@@ -42,7 +42,7 @@ def on_ray(address: str, *, shared: bool = False, at_once: int | None = None) ->
     threads = threads_for(at_once) if local and at_once else 1
     environment: dict[str, Any] = {"env_vars": {name: str(threads) for name in THREADS}}
     common: dict[str, Any] = {"ignore_reinit_error": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # asks for a decision that is of no weight here
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a warning that does not matter here
     try:
         if local:
             assert at_once is not None

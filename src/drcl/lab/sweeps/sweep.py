@@ -80,7 +80,7 @@ class Outcome:
     failed: list[tuple[Job, str]] = field(default_factory=list)
 
 
-# A backend runs numbered jobs and tells what happens; an exception in it, Ctrl-C above all, stops what is running.
+# A backend runs numbered jobs and reports events; an exception in it, such as Ctrl-C, stops all running jobs.
 Tell = Callable[[Update], None]
 Backend = Callable[[Sequence[tuple[int, Job]], Tell], None]
 

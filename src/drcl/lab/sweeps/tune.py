@@ -27,7 +27,7 @@ from drcl.lab.runs.read import Run
 from drcl.lab.sweeps import sweep
 
 MOST_TRIALS = 1000
-HELD_OUT = 0.2  # of the training data, where a benchmark has no validation split of its own
+HELD_OUT = 0.2  # share of the training data, if a benchmark has no validation split
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Search:
         tried = sorted(self.scores)
         place = tried.index(self.best)
         if len(self.ties) == len(tried):
-            # No value is better than another: look where protection is stronger, or weaker if every run failed.
+            # All values are equally good: try stronger protection, or weaker if every run failed.
             place = 0 if math.isinf(self.scores[tried[0]]) else len(tried) - 1
         here, last = tried[place], len(tried) - 1
         if place in (0, last):
@@ -112,7 +112,7 @@ class Search:
             beyond = self._new(here * here / other)
             return beyond if self.allowed(beyond) else self._new(math.sqrt(here * other))
         below, above = here / tried[place - 1], tried[place + 1] / here
-        if math.isclose(below, above, rel_tol=0.05):  # equal gaps: towards the better neighbour
+        if math.isclose(below, above, rel_tol=0.05):  # equal gaps: go towards the better neighbour
             upwards = self.scores[tried[place + 1]] > self.scores[tried[place - 1]]
         else:
             upwards = above > below
@@ -155,7 +155,7 @@ class Tuning:
                 raise ValueError(f"{key!r} is an option of a method that is not tuned here")
         for method in self.methods:
             search = self.search(method)
-            self._run(method, self.options_of(method))  # not the range's fault
+            self._run(method, self.options_of(method))  # raises errors that do not depend on the range
             for end in (search.low, search.high):
                 try:
                     self.config(method, end)

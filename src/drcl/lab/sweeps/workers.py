@@ -33,7 +33,7 @@ from drcl.lab.sweeps import surroundings
 from drcl.lab.sweeps.sweep import Backend, Job, Tell, Update
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-MOST_GROWTH = 1 << 30  # bytes that a process may keep from its runs
+MOST_GROWTH = 1 << 30  # memory that a process may retain from its runs, in bytes
 _EVERY = 0.1  # seconds between two step events of one run; more would only fill the pipe
 
 
@@ -67,7 +67,7 @@ def perform(job: Job, progress: Callable[[Any], None]) -> None:
 
 
 def _leave(job: Job, name: str, text: str) -> None:
-    # Only into a directory the run itself made, and never over the reason of a failure: a full disk is one already.
+    # Only into a directory that the run made; a failed write (such as on a full disk) must not hide the failure itself.
     if text and job.directory.is_dir():
         with suppress(OSError):
             digests.add(job.directory, name, text.encode())
@@ -85,7 +85,7 @@ def here(waiting: Sequence[tuple[int, Job]], tell: Tell) -> None:
             tell(Update(index, "done"))
 
 
-RUNS = 50  # of one process before a new one takes its place
+RUNS = 50  # runs per process before a new one replaces it
 
 
 def processes(workers: int, runs: int = RUNS) -> Backend:
@@ -104,8 +104,8 @@ def processes(workers: int, runs: int = RUNS) -> Backend:
 class _Child:
     process: SpawnProcess
     pipe: Connection
-    once: bool  # it runs code from outside, which may leave anything behind
-    index: int | None = None  # of the job it is at
+    once: bool  # it runs plugin code, which may leave anything behind
+    index: int | None = None  # of its current job
     runs: int = 0
 
 
@@ -141,7 +141,7 @@ class _Pool:
         child.index = index
         child.runs += 1
         self.tell(Update(index, "started"))
-        with suppress(OSError):  # it has died: reading from it tells how
+        with suppress(OSError):  # it has died; reading from it shows the reason
             child.pipe.send(job)
 
     def _start(self, once: bool) -> _Child:
@@ -227,7 +227,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 def _serve(pipe: Connection, threads: int) -> None:
     """Run what comes through the pipe, one job after the other, until it is closed."""
-    # Ctrl-C reaches the whole group of processes; the parent alone decides what to do about it.
+    # Ctrl-C reaches all processes of the group; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _leave_with_parent()
     torch.set_num_threads(threads)
@@ -241,7 +241,7 @@ def _serve(pipe: Connection, threads: int) -> None:
         try:
             perform(job, throttled(lambda event: pipe.send(("event", event))))
         except Exception as error:
-            # What failed may have left anything behind.
+            # A failed run may have left anything behind.
             pipe.send(("failed", (reason(error), False)))
         else:
             begin_anew()

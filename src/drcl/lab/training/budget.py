@@ -22,7 +22,7 @@ class Plan:
     """How long and how fast each task is trained."""
 
     epochs: int | None = 1
-    steps: int | None = None  # batches a task, in place of epochs
+    steps: int | None = None  # batches per task, instead of epochs
     batch: int = 64
     lr: float = 0.02
     momentum: float = 0.0

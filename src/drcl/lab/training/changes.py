@@ -11,8 +11,8 @@ from drcl.lab.training.rows import ChangeRow
 
 LOW, HIGH, PER_DECADE = -6, 1, 4  # powers of ten, and bins between two of them
 EDGES = tuple(10 ** (k / PER_DECADE) for k in range(LOW * PER_DECADE, HIGH * PER_DECADE + 1))
-BINS = len(EDGES) + 1  # one below the first edge, one from the last edge on
-MOST_TASKS = 50  # of a long stream these many are told, evenly spaced
+BINS = len(EDGES) + 1  # one below the first edge, one above the last
+MOST_TASKS = 50  # in a long stream only this many tasks are recorded, evenly spaced
 
 
 def told(task: int, tasks: int, most: int = MOST_TASKS) -> bool:

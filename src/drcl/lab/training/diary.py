@@ -22,7 +22,7 @@ from drcl.lab.training.settings import Training
 DRIFTS = ("effective_stability", "effective_stability_0.001", "unmoved", "stiffness")
 KEYS = (*DRIFTS, "directions_held", *MEANS, "first_loss", "current_loss", "seconds")
 IMAGES = 64  # of a test set, for the loss along the way
-LOOKS = 10  # at that loss per task, beside the one before its first step
+LOOKS = 10  # measurements of that loss per task, plus one before its first step
 
 
 class Diary:

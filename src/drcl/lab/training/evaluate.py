@@ -74,7 +74,7 @@ def chosen(index: int, stream: Stream, training: Training) -> list[int]:
         return list(everything)
     if training.evaluate == "ends" or (training.evaluate == "auto" and stream.online):
         return [index]
-    # A growing head does not answer with classes it has not met.
+    # A growing head cannot predict classes that it has not seen.
     unseen = training.evaluate_unseen and stream.scenario != "class"
     return list(everything if unseen else everything[: index + 1])
 

@@ -27,9 +27,9 @@ class Event:
     step: int | None = None  # within the task
     steps: int | None = None
     loss: float | None = None
-    accuracy: float | None = None  # on the task at hand
+    accuracy: float | None = None  # on the current task
     average_accuracy: float | None = None  # over the tasks seen
-    seconds: float = 0.0  # since the run began, all its pieces together
+    seconds: float = 0.0  # since the run began, over all its restarts
 
 
 class Logger(Protocol):

@@ -80,16 +80,16 @@ class Learner:
         T = len(stream)
         self.matrix = [[math.nan] * T for _ in range(T)]
         self.untrained: list[float] | None = None
-        self.online: list[float] = []  # accuracy before the update, a task each
+        self.online: list[float] = []  # accuracy before the update, per task
         self.after_one_epoch = [math.nan] * T
-        self.drifts: list[dict[str, float]] = []  # from the second task on: the first starts from noise
-        self.step_norms: list[float] = []  # mean length of a step, a task each
+        self.drifts: list[dict[str, float]] = []  # from the second task on, because the first starts at random weights
+        self.step_norms: list[float] = []  # mean length of a step, per task
         self.diary = Diary(T)
         self.steps = 0  # of the whole run
         self.trained = 0  # tasks
         self.at = method.at = Where()
-        self._inside = False  # of a task, where a checkpoint was taken
-        self._began = 0.0  # seconds of learning when the task began
+        self._inside = False  # whether the checkpoint was taken inside a task
+        self._began = 0.0  # learning time when the task began, in seconds
         self._running = Running(self.device)
         self._before: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
@@ -139,7 +139,7 @@ class Learner:
         for stage in range(self.at.stage, method.stages):
             self._stage(task, data, stage)
             self.at.stage, self.at.step = stage + 1, 0
-        # What is consolidated now is for the tasks to come.
+        # Consolidation is for the tasks to come, so it uses their settings.
         method.setting = budget.setting_of(self._setting, self.training, first=False)
         self._consolidate(task, sources)
         self._judge(index, task, len(sources) == 1)
@@ -166,7 +166,7 @@ class Learner:
         look = Look(method, self.diary.samples, self._probe(task) if task.online else None, training.step_norms)
         step = Step(method, optimizer, self._cast(), self._running, self.cost, training.clip, look)
         alone = parallel.world().size == 1
-        # Several processes save together, so the clock of one of them cannot decide when.
+        # All processes must save together, so the clock of a single one cannot decide when.
         every = training.checkpoint_every or (None if alone else 500)
         saved = time.perf_counter()
         if at.step == 0 and stage == 0:
@@ -241,7 +241,7 @@ class Learner:
 
     def _progress(self) -> None:
         loss = self._running.glance()
-        if parallel.world().size == 1:  # among several, one that leaves would let the others wait for ever
+        if parallel.world().size == 1:  # with several processes, the others would wait forever for one that leaves
             self._finite(loss)
         self._tell("step", loss=loss)
 
@@ -377,7 +377,7 @@ class Learner:
         self._began = state["began"]
         for key in ("trained", "matrix", "untrained", "online", "after_one_epoch", "drifts", "step_norms"):
             setattr(self, key, state[key])
-        if "diary" in state:  # runs of older versions kept none
+        if "diary" in state:  # runs of older versions have none
             self.diary.load_state_dict(state["diary"])
         self.cost.load_state_dict(state["cost"])
         self._loaded = {k: state[k] for k in ("rng", "cuda", "optimizer", "plateau") if state.get(k) is not None}

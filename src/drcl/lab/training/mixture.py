@@ -26,7 +26,7 @@ class Mixture:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch from batch `start` on."""
-        # From the edge of a block, and forward from there: a batch then lies where it lay in memory without a
+        # Start at the edge of a block and skip forward: then a batch has the same place in memory as without a
         # restart, and kernels whose rounding depends on alignment give the same bits.
         block = max(1, BLOCK // self.size)
         begin = start // block * block

@@ -57,7 +57,7 @@ class Plateau:
         self.min_lr, self.stays = training.min_lr or 1e-4, training.at_min_lr == "stay"
         self.first = rate
         self.last = self.best = math.inf  # validation loss
-        self.waited = 0  # epochs without a better loss, since the best one or the last fall
+        self.waited = 0  # epochs without a better loss, since the best one or the last cut of the rate
         self.falls = 0
         self.kept: dict[str, Any] = {}
 

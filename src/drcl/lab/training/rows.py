@@ -50,8 +50,8 @@ class StepRow:
     step_norm: float  # the step itself
     proposed: float  # what the gradient asked for
     passed: float  # what the method let through
-    still: float  # share of weights that stayed bit for bit
-    residual: float  # of the splitting's last iteration; NaN where nothing is split
+    still: float  # share of weights that did not change in any bit
+    residual: float  # of the splitting's last iteration; NaN for methods without splitting
     iterations: float
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from drcl.lab.methods.base import Batch, Method, Where
 from drcl.lab.training.rows import IterationRow, Record, StepRow, UpdateRow
 
-PER_TASK, PER_RUN, APART = 20, 2000, 23  # steps looked at, and how far apart they are at least
+PER_TASK, PER_RUN, APART = 20, 2000, 23  # steps to record per task and per run, and the least distance between two
 PICKS = 100  # weights whose single updates are kept
-UPDATE_TASKS = 20  # of a long stream so many tasks tell them
+UPDATE_TASKS = 20  # in a long stream, only this many tasks record them
 MEANS = ("step_norm", "proposed", "passed", "still", "residual", "iterations")
 
 
@@ -36,10 +36,10 @@ class Samples:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []  # finished ones of this task
         self.open: dict[str, Any] | None = None  # waits for the end of its proposal
-        self.residuals: list[list[float]] = []  # per step that was negotiated, one per iteration
+        self.residuals: list[list[float]] = []  # per negotiated step, one value per iteration
         self.updates = torch.zeros(2, PICKS, dtype=torch.float64)  # proposed and passed, summed
         self.steps = 0  # in that sum
-        self.losses: list[tuple[float, float]] = []  # of a batch of an online stream, before and after its step
+        self.losses: list[tuple[float, float]] = []  # of each batch of an online stream, before and after its step
 
     def begin(self, at: Where, step_norm: float, still: float, updates: Tensor, filtered: bool) -> None:
         """Add a measured step. If a method filters, its observer reports what got through (`settle`)."""
@@ -135,7 +135,7 @@ class Look:
 
     def __init__(self, method: Method, samples: Samples, probe: Callable[[Batch], float] | None, every: bool) -> None:
         self.method, self.samples, self.probe = method, samples, probe
-        self.every = every  # the length of every step is wanted
+        self.every = every  # record the length of every step
         self.trunk = list(method.model.groups()["trunk"].values())
         self.picks = picked(self.trunk)
         self.apart = apart(method.at.steps, method.setting.tasks)

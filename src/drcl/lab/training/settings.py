@@ -21,7 +21,7 @@ class Training:
     first_lr: float | None = option(None, "learning rate of the first task; none: the benchmark's")
     first_momentum: float | None = option(None, "momentum of the first task, with SGD; none: the benchmark's")
     later_lr: float | None = option(None, "learning rate from the second task on; none: the benchmark's")
-    # None, and not a number, keeps the names of runs without this schedule as they are.
+    # The default is None so that the names of runs without this schedule do not change.
     patience: int | None = option(None, "plateau: epochs without better validation loss before the rate falls; none: 5")
     factor: float | None = option(None, "plateau: the number by which the rate is then divided; none: 3")
     min_lr: float | None = option(None, "plateau: the smallest rate; none: 0.0001")
@@ -40,7 +40,7 @@ class Training:
     evaluate_batch: int = option(256, "images per batch when testing")
     first_epoch: bool = option(True, "test once more after the first epoch of a task (after-one-epoch accuracy)")
     step_norms: bool = option(False, "measure the length of every step (stiffness of long streams); slower")
-    # From here on: how the run is carried out, which leaves its outcome alone.
+    # The options below do not change the result of a run, only how it is carried out.
     threads: int | None = option(None, "CPU threads; none: torch chooses")
     log_every: int = option(100, "steps between two points of the training curve")
     checkpoint_every: int | None = option(None, "steps between two checkpoints, in addition to those by time")
@@ -70,5 +70,5 @@ class Training:
                 raise ValueError(f"training: {key}={getattr(self, key)}: give a number of 0 or more")
 
 
-# Two runs that differ in these alone are the same run: they share a directory and a row of a table.
+# Runs that differ only in these count as the same run: they share a directory and a row of a table.
 OPERATION = ("threads", "log_every", "checkpoint_every", "checkpoint_seconds", "keep_checkpoint")

@@ -44,7 +44,7 @@ def surroundings(training: Training, device: torch.device) -> Iterator[None]:
             if device.type == "cuda":
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
             torch.use_deterministic_algorithms(True, warn_only=True)
-            memory.fill_uninitialized_memory = False  # only costs time: nothing here reads such memory
+            memory.fill_uninitialized_memory = False  # filling only costs time: nothing here reads such memory
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         with torch.random.fork_rng(devices=[device.index or 0] if device.type == "cuda" else []):
             yield

@@ -18,7 +18,7 @@ class ClassLabel:
 
 
 class Table:
-    """What of a ``datasets.Dataset`` is used: column_names, features and iteration over rows."""
+    """The parts of a ``datasets.Dataset`` that are used: column_names, features and iteration over rows."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows = rows

@@ -1,4 +1,4 @@
-"""One line a method, with a band over its seeds."""
+"""One line per method, with a band over its seeds."""
 
 import math
 

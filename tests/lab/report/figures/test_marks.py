@@ -1,4 +1,4 @@
-"""Which parts of a figure belong to whom, and what its places say."""
+"""Which parts of a figure belong to which method, and the texts of its marks."""
 
 import io
 

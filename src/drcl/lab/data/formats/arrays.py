@@ -15,7 +15,7 @@ from drcl.lab.data.guard import reading
 CHANNELS = (1, 3, 4)
 PARTS = ("train", "valid", "test")
 ARRAYS = (*(f"{part}_{kind}" for part in PARTS for kind in ("images", "labels", "groups")), "classes")
-MOST_CLASSES = 100_000  # unless there are more images than that, each of which may be a class
+MOST_CLASSES = 100_000  # unless there are more images, because each image may be a class
 
 
 def as_images(images: np.ndarray, what: str, layout: str | None = None) -> np.ndarray:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw
 
-VERSION = 1  # part of the cache's name: raise it when the same seed should no longer give the same pictures
+VERSION = 1  # part of the cache's name; raise it when the pictures of a seed change
 POINTS = 12  # along each stroke
 LEFT, TOP, SIDE = 0.0, 900.0, 1024.0  # the square the stroke data is given in, its y axis pointing up
 OVERSAMPLING = 4
@@ -26,7 +26,7 @@ class Writer:
     bend: np.ndarray  # [2, 3]: amplitude, frequency and phase of a smooth warp in x and y
     pen: float  # stroke width as a share of the picture
     ink: int  # grey of the ink
-    unrest: float  # how much strokes stray
+    unrest: float  # how much strokes deviate
 
 
 def writer(seed: int, number: int) -> Writer:
@@ -62,7 +62,7 @@ def draw(lines: np.ndarray, character: int, who: Writer, number: int, seed: int,
     points = points @ who.matrix.T + rng.normal(0, 0.012, 2)
     canvas = size * OVERSAMPLING
     pixels = (points + 0.5) * canvas
-    # A narrower pen for crowded characters: writers space them out, which the strokes here cannot do.
+    # A narrower pen for crowded characters, because strokes cannot be spaced out here as writers do.
     pen = canvas * who.pen * min(1.0, (CROWDED / strokes) ** 0.5) * float(np.exp(rng.normal(0, 0.08)))
     widths = np.maximum(1.0, pen * np.exp(rng.normal(0, 0.1, strokes)))
     round_off = _corners(pixels)

@@ -106,7 +106,7 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[st
             raise DataError(f"{path} holds two arrays of one name; save it again with numpy.savez.")
         arrays, left = {}, LARGEST
         for info in everything:
-            archive.open(info).close()  # compares its name with that in the directory, which has no checksum
+            archive.open(info).close()  # checks its name against the directory, which has no checksum
         for name, info in zip(names, members, strict=True):
             if wanted is None or name in wanted:
                 arrays[name] = _member(archive, info, path, name, left)
@@ -132,7 +132,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, name: s
                 f"{what} announces {_words(header)} = {header.size:,} bytes but holds "
                 f"{info.file_size - header.length:,}; save it again with numpy.savez."
             )
-        return _array(header, read_stream(file, header.size))  # to its end, where zipfile compares the checksum
+        return _array(header, read_stream(file, header.size))  # read to the end, where zipfile checks the checksum
 
 
 def _words(header: Header) -> str:

@@ -65,7 +65,7 @@ def casia_hwdb(
             f"put its .gnt files into {root / 'casia-hwdb' / f'HWDB{version}trn_gnt'} and ...tst_gnt."
         )
     files = {part: _files(root, version, part) for part in PARTS}
-    first = {"train": 0, "test": len(files["train"])}  # writers are numbered through both parts
+    first = {"train": 0, "test": len(files["train"])}  # the numbers of writers continue from train to test
     form = f"{version}|{symbols}"
     index = {
         part: keep(

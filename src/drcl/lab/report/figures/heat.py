@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from drcl.lab.report.figures import marks, style
 
 _READABLE = 14  # columns
-_VECTOR = 32  # cells a side beyond which a picture is smaller than shapes
+_VECTOR = 32  # beyond this many cells per side a picture is smaller than shapes
 
 
 def cells(ax: Axes, values: np.ndarray, words: Callable[[int, int], str] | None = None) -> None:
@@ -19,7 +19,7 @@ def cells(ax: Axes, values: np.ndarray, words: Callable[[int, int], str] | None 
     rows, columns = values.shape
     if max(rows, columns) <= _VECTOR:
         for i, j in zip(*np.nonzero(~np.isnan(values))):
-            # A little smaller than the cell: the ground shows between them, whatever its colour is.
+            # A little smaller than the cell, so that the background shows between them.
             colour = style.HEAT_MAP(float(values[i, j]))
             ax.add_patch(Rectangle((j + 0.03, i + 0.03), 0.94, 0.94, facecolor=colour, linewidth=0))
             if words is not None:
@@ -37,7 +37,7 @@ def cells(ax: Axes, values: np.ndarray, words: Callable[[int, int], str] | None 
         return
     for i, j in zip(*np.nonzero(~np.isnan(values))):
         share = float(values[i, j])
-        # Numbers lie inside their cells: laying out the figure need not look at each of them.
+        # The numbers lie inside their cells, so the layout of the figure can ignore them.
         number = ax.text(j + 0.5, i + 0.5, f"{100 * share:.0f}", ha="center", va="center", fontsize=8)
         number.set(color=ink(share).light, in_layout=False)
 

@@ -48,7 +48,7 @@ class Place:
     width: float  # 0: a point
     height: float
     words: str
-    key: str  # of the method, empty if it belongs to none
+    key: str  # the key of the method, or empty
 
 
 _Noted = tuple[Axes, float, float, float, float, str, str]

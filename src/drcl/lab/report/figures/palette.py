@@ -26,9 +26,9 @@ INK = Tone("ink", "#1f2630", "#e6e9ee")
 MUTED = Tone("muted", "#667080", "#98a2b3")
 GRID = Tone("grid", "#e4e8ee", "#2a313c")
 
-CARD = Tone("card", "#ffffff", "#191f27")  # what figures lie on
+CARD = Tone("card", "#ffffff", "#191f27")  # the background of figures
 
-# The first ones belong to the methods that nearly every comparison holds.
+# The first ones belong to the methods in nearly every comparison.
 _BLUE = Tone("blue", "#0072b2", "#58b0ea")
 _AMBER = Tone("amber", "#c98500", "#f0b43c")
 _GREEN = Tone("green", "#009e73", "#3fcf9f")
@@ -88,7 +88,7 @@ _ARROW = _shape((-0.35, -1), (0.35, -1), (0.35, 0), (1, 0), (0, 1), (-1, 0), (-0
 MARKERS: tuple[Any, ...] = (
     *("o", "s", "D", "^", "v", "P", "X", "<", ">", "*", "p", "d", "h", "8"),
     *(_HOURGLASS, _BOW_TIE, _HOUSE, _ARROW),
-    *((4, 1, 0), (4, 1, 45), (3, 1, 0), (3, 1, 180), (6, 1, 0), (8, 1, 0)),  # stars with so many rays, turned
+    *((4, 1, 0), (4, 1, 45), (3, 1, 0), (3, 1, 180), (6, 1, 0), (8, 1, 0)),  # stars: number of rays, style, rotation
     *("+", "x", (5, 2, 0), (8, 2, 0), "1", "2", "3", "4", "|", "_", "H"),
 )
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))

@@ -39,7 +39,7 @@ ON_HIGH = Tone("on-high", "#fefefe", "#081018")
 
 TONES = (INK, MUTED, GRID, CARD, OWN["joint"], *PALETTE, *HEAT, ON_LOW, ON_HIGH)
 
-WIDTH, HEIGHT = 4.3, 3.0  # inches of one panel: its text is readable on a phone and not loud on a desk
+WIDTH, HEIGHT = 4.3, 3.0  # size of one panel in inches: readable on a phone, not too large on a desktop
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Look:
     marker: Any
     dash: Any
     reference: bool
-    key: str  # the method's name inside a page, where its own may hold anything
+    key: str  # a safe name of the method for a page, because its own may contain any character
 
     @property
     def colour(self) -> str:
         return self.tone.light
 
 
-_PLAIN = 11  # tones that are easily told from each other; further ones get another dash as well
+_PLAIN = 11  # tones that are easy to distinguish; further lines also get another dash pattern
 
 
 def looks(groups: Iterable[Group]) -> dict[str, Look]:
@@ -103,7 +103,7 @@ _RC: Any = {
     "grid.color": GRID.light,
     "grid.linewidth": 0.8,
     "text.color": INK.light,
-    "text.parse_math": False,  # a dollar sign in a method's name is a dollar sign
+    "text.parse_math": False,  # show a dollar sign in a method's name as it is
     "xtick.color": MUTED.light,
     "ytick.color": MUTED.light,
     "xtick.labelcolor": MUTED.light,
@@ -128,7 +128,7 @@ def styled() -> Iterator[None]:
         yield
 
 
-_ABREAST = 3  # panels in a row: beyond that a figure is too wide for any page
+_ABREAST = 3  # panels per row; with more, a figure would be too wide for a page
 
 
 def panels(titles: Sequence[str], width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:

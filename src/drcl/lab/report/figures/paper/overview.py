@@ -75,7 +75,7 @@ def _scatter(ax: Axes, groups: list[Group], looks: Mapping[str, style.Look]) -> 
         x = Statistic.of(forgetting(run) for run in g.finished).scaled(100)
         y = Statistic.of(run.value("average_accuracy") for run in g.finished).scaled(100)
         if math.isnan(x.mean) or math.isnan(y.mean):
-            continue  # a bound that is trained once forgets nothing that could be measured
+            continue  # a bound that is trained only once has no forgetting to measure
         spread = [None if math.isnan(v.deviation) else v.deviation for v in (x, y)]
         look = looks[g.label]
         ax.errorbar(x.mean, y.mean, spread[1], spread[0], color=look.colour, marker=look.marker, ms=6, linestyle="")

@@ -17,7 +17,7 @@ from drcl.lab.report.groups import Group
 from drcl.lab.runs.read import Run
 
 Measure = Callable[[Run], Sequence[float]]
-OWN = "drcl"  # the method of the paper, and how the names of its other forms begin
+OWN = "drcl"  # the paper's method, and the beginning of its variants' names
 
 
 def grid(rows: int, columns: int, width: float = 3.5, height: float = 2.7) -> tuple[Figure, list[list[Axes]]]:
@@ -39,7 +39,7 @@ def over_seeds(g: Group, measure: Measure) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation over the seeds that have a value; the deviation of one seed is NaN."""
     values = np.array([list(measure(run)) for run in g.finished], dtype=float)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of places where no seed has a value
+        warnings.simplefilter("ignore", RuntimeWarning)  # for places where no seed has a value
         mean = np.nanmean(values, axis=0)
         deviation = np.nanstd(values, axis=0, ddof=1) if len(values) > 1 else np.full(len(mean), math.nan)
     return mean, deviation

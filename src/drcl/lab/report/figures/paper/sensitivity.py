@@ -22,7 +22,7 @@ CAPTION = (
 )
 NEEDS = "finished runs of one method at two strengths or more, the rest of their options the same"
 NAME = "abla-1"
-STRENGTHS = ("strength", "lam")  # what the methods call it
+STRENGTHS = ("strength", "lam")  # the names that methods use for it
 MEASURES = {"average_accuracy": "average accuracy, %", "forgetting": "forgetting, points"}
 
 

@@ -28,7 +28,7 @@ CAPTION = (
 NEEDS = "finished runs of two tasks or more with changes.csv"
 NAME = "heat"
 SHARES = 12  # rows of a layer
-DECADES = 3  # that the colours tell apart
+DECADES = 3  # the range of the colours
 
 
 def changes(g: Group) -> tuple[list[str], np.ndarray]:
@@ -91,7 +91,7 @@ def draw(runs: Iterable[Run]) -> Figure:
 
 def _map(ax: Axes, shares: np.ndarray) -> None:
     rows, columns = shares.shape
-    if rows <= 48 and columns <= 32:  # shapes keep their colours' names on a page; a picture is smaller beyond that
+    if rows <= 48 and columns <= 32:  # shapes can follow the page's colours, but beyond this size a picture is smaller
         for i, j in zip(*np.nonzero(~np.isnan(shares))):
             colour = style.HEAT_MAP(float(shares[i, j]))
             ax.add_patch(Rectangle((j, i), 1, 1, facecolor=colour, edgecolor=colour, linewidth=0.3))
