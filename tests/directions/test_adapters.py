@@ -194,7 +194,7 @@ def test_an_anchor_of_another_adapter_is_refused():
 
 def test_what_else_is_refused():
     model = adapted()
-    with pytest.raises(ValueError, match="PathIntegral follows the factors"):
+    with pytest.raises(ValueError, match="PathIntegral would measure the factors"):
         around(model).consolidate(model, task(0), PathIntegral())
     with pytest.raises(ValueError, match=r"prox=Box\(\) works only on single weights, but of adapters"):
         DRCL(model.parameters(), prox="box").consolidate(model, task(0), Fisher(samples=8))
