@@ -133,6 +133,22 @@ def test_the_difference_to_a_published_number_or_range(published, told):
     assert reproduced.difference([Fixed(0.94), Fixed(0.96)], published) == told
 
 
+def test_an_outcome_is_accuracy_deviation_and_transfer_as_far_as_there_are_some():
+    row = {"accuracy": "90.34", "deviation": "0.08", "transfer": "-5.25"}
+    assert solver.outcome(row) == "90.34 ± 0.08 (−5.25)"
+    assert solver.outcome(row | {"deviation": ""}) == "90.34 (−5.25)"
+    assert solver.outcome(row | {"transfer": "nan"}) == "90.34 ± 0.08"
+    assert solver.outcome(None) == ""
+
+
+def test_a_variant_that_ran_on_one_benchmark_has_a_row_with_gaps():
+    rows = solver.markdown(list(questions.BENCHMARKS)).splitlines()
+    one = next(row for row in rows if row.startswith("| `paper` |"))
+    assert one.endswith("| 30.67 (−4.18) |  |  | 99.7, –, – |")
+    there = {name for benchmark in questions.BENCHMARKS for name in solver.read(solver.RECORDS / f"{benchmark}.csv")}
+    assert len(rows) == 2 + len(there)
+
+
 def test_every_question_names_variants_of_the_study():
     known = {name for benchmark in questions.BENCHMARKS for name in solver.read(solver.RECORDS / f"{benchmark}.csv")}
     assert {name for pair in questions.PAIRS.values() for name in pair} <= known

@@ -19,7 +19,7 @@ import csv
 import math
 import statistics
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,18 +151,27 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
         table.writerows(rows)
 
 
-def markdown(benchmark: str) -> str:
-    """The table of one benchmark's rows."""
+def markdown(benchmarks: Sequence[str]) -> str:
+    """One row per variant: accuracy and backward transfer on each benchmark, and how many weights stayed."""
     plan = tomllib.loads(PLAN.read_text(encoding="utf-8"))
-    head = ["variant", "what", "strength", "seeds", "accuracy, %", "backward transfer"]
-    head += ["unmoved within 5 %, %", "unmoved bit for bit, %", "gradients"]
+    there = {name: read(RECORDS / f"{name}.csv") for name in benchmarks}
+    known = {variant: row for rows in reversed(there.values()) for variant, row in rows.items()}
     body = []
-    for row in order(read(RECORDS / f"{benchmark}.csv"), plan):
-        spread = f" ± {row['deviation']}" if row["deviation"] else ""
-        cells = [row["variant"], row["about"], row["strength"], row["seeds"], f"{row['accuracy']}{spread}"]
-        cells += [records.minus(row["transfer"]), row["within"], row["equal"], f"{int(row['gradients'] or 0):,}"]
-        body.append([str(cell).replace("nan", "") for cell in cells])
-    return records.table(head, body)
+    for row in order(known, plan):
+        found = [rows.get(row["variant"]) for rows in there.values()]
+        stayed = ", ".join(one["within"].replace("nan", "") or "–" if one else "–" for one in found)
+        cells = [f"`{row['variant']}`", row["about"], *map(outcome, found), "" if set(stayed) <= set("–, ") else stayed]
+        body.append(cells)
+    return records.table(["variant", "what", *benchmarks, "weights within 5 %, %"], body)
+
+
+def outcome(row: Mapping[str, str] | None) -> str:
+    """Accuracy with its deviation, and backward transfer in brackets."""
+    if row is None:
+        return ""
+    spread = f" ± {row['deviation']}" if row["deviation"] else ""
+    transfer = row["transfer"].replace("nan", "")
+    return f"{row['accuracy']}{spread}" + (f" ({records.minus(transfer)})" if transfer else "")
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ python docs/reference/generate.py --check    # says which are stale, and changes
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import typer
 
 import drcl
+import drcl.checkpoint
 import drcl.importance
 import drcl.prox
 from drcl.lab import benchmarks, data, methods, networks, register, streams
@@ -51,6 +53,16 @@ LIBRARY = {
         "drcl.Retention",
     ],
     "Proximal maps": [f"drcl.prox.{kind.__name__}" for kind in drcl.prox.NAMED.values()],
+    "Checkpoints of sharded models": ["drcl.checkpoint.save", "drcl.checkpoint.load"],
+}
+# Names that cannot be imported without the trainers they serve, and where each is defined.
+TRAINERS = {
+    "drcl.integrations.huggingface.Continual": "drcl.integrations.huggingface.Continual",
+    "drcl.integrations.huggingface.continual": "drcl.integrations.huggingface.continual",
+    "drcl.integrations.huggingface.self_samples": "drcl.integrations.generation.self_samples",
+    "drcl.integrations.lightning.Continual": "drcl.integrations.lightning.Continual",
+    "drcl.integrations.avalanche.Continual": "drcl.integrations.avalanche.Continual",
+    "drcl.integrations.task.Continues": "drcl.integrations.task.Continues",
 }
 _INSIDE = ("BUILDERS", "Scenario", "label_permutations")  # no use to a reader
 LAB = {
@@ -69,11 +81,13 @@ def library() -> str:
     left = {f"drcl.{name}" for name in drcl.__all__} - {name for names in LIBRARY.values() for name in names}
     if left != {"drcl.__version__", "drcl.prox"}:
         raise SystemExit(f"generate.py: no place on the page for {', '.join(sorted(left))}")
-    about = "This page lists every public name of the library. All of them are under `import drcl`."
+    about = "This page lists every public name of the library."
     parts = ["# The library\n", MADE, f"{about} `drcl.__version__` is the version.\n"]
     for heading, names in LIBRARY.items():
         found = [(name.removeprefix("drcl."), _resolve(name), _path(name)) for name in names]
-        parts += [f"## {heading}\n", *_listed([(f"drcl.{short}", thing, path) for short, thing, path in found])]
+        parts += [f"## {heading}\n", *_listed([(f"drcl.{short}", _doc(thing), path) for short, thing, path in found])]
+    parts += ["## Trainers\n", "[In a trainer](../trainers.md) shows how to use them.\n"]
+    parts += _listed([(name, _written(path), path) for name, path in TRAINERS.items()])
     return "\n".join(parts)
 
 
@@ -90,7 +104,7 @@ def lab() -> str:
             for name in names:
                 thing = getattr(home, name) if isinstance(name, str) else name
                 shown = f"{home.__name__}.{name}" if home else f"{thing.__module__}.{thing.__name__}"
-                entries.append((shown, thing, f"{thing.__module__}.{thing.__qualname__}"))
+                entries.append((shown, _doc(thing), f"{thing.__module__}.{thing.__qualname__}"))
         parts += [f"## {heading}\n", *_listed(entries)]
     return "\n".join(parts)
 
@@ -109,16 +123,30 @@ def _path(name: str) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
-def _listed(entries: list[tuple[str, Any, str]]) -> Iterator[str]:
-    """A table with a line for each, for readers of the repository, and what the site makes of the docstrings."""
-    yield "\n".join(["| name | what it is |", "|---|---|", *(f"| `{n}` | {_first(t)} |" for n, t, _ in entries)]) + "\n"
+def _listed(entries: list[tuple[str, str, str]]) -> Iterator[str]:
+    """A table with a line for each name, for readers of the repository, and what the site makes of the docstrings."""
+    yield "\n".join(["| name | what it is |", "|---|---|", *(f"| `{n}` | {_first(d)} |" for n, d, _ in entries)]) + "\n"
     for _, _, path in entries:
         yield f"::: {path}\n"
 
 
-def _first(thing: Any) -> str:
+def _doc(thing: Any) -> str:
+    return inspect.getdoc(thing) or ""
+
+
+def _written(path: str) -> str:
+    """A docstring read from the source, without importing it."""
+    module, _, name = path.rpartition(".")
+    source = HERE.parents[1] / "src" / f"{module.replace('.', '/')}.py"
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node) or ""
+    raise SystemExit(f"generate.py: {source} has no {name}")
+
+
+def _first(doc: str) -> str:
     """The first sentence of a docstring."""
-    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    text = " ".join(doc.split("\n\n")[0].split())
     return _cell(re.split(r"(?<=\.) (?=[A-Z`\"])", text.replace("``", "`"))[0])
 
 
@@ -166,7 +194,8 @@ def benchmark_page() -> str:
         "# Benchmarks\n",
         MADE,
         "This page lists every benchmark. `drcl run NAME` runs one. `-o key=value` changes any setting; in a table it\n"
-        "changes one key, as in `-o model.hidden=[64,64]`.\n",
+        "changes one key, as in `-o model.hidden=[64,64]`. [Settings](#settings) explains them, and your own file\n"
+        "([how](../guide/own-data.md#a-benchmark-of-your-own)) has the same.\n",
     ]
     rows = [
         (
@@ -176,11 +205,15 @@ def benchmark_page() -> str:
             str(r["tasks"]),
             r["scenario"],
             r["network"],
-            r["length"],
+            re.sub(r"^1 (epoch|step)s$", r"1 \1", r["length"]),
         )
         for r in benchmarks.table()
     ]
     parts.append(_table(("name", "what", "data", "tasks", "scenario", "network", "trained for"), rows))
+    parts += ["## Settings\n", _table(("setting", "meaning"), _settings())]
+    parts.append(f"Values of `model.kind` are {', '.join(f'`{kind}`' for kind in networks.names())}. Builders:\n")
+    builders = [(f"`{name}`", _first(_doc(build)), _arguments(build)) for name, build in streams.BUILDERS.items()]
+    parts.append(_table(("builder", "tasks", "arguments"), builders))
     for name in benchmarks.names():
         one = benchmarks.get(name)
         shown = [
@@ -195,6 +228,26 @@ def benchmark_page() -> str:
         if one.reading:
             parts.append(f"Our reading of the paper: {_prose(one.reading)}\n")
     return "\n".join(parts)
+
+
+def _settings() -> list[tuple[str, str]]:
+    """The head of benchmarks.toml about each setting: a name, two spaces or more, and a text that may go on."""
+    head = (Path(benchmarks.__file__).with_name("benchmarks.toml")).read_text(encoding="utf-8").split("\n\n")[0]
+    rows: list[tuple[str, str]] = []
+    for line in head.splitlines():
+        begun = re.fullmatch(r"# (\S.*?) {2,}(.*)", line)
+        if begun:
+            rows.append((begun[1], begun[2]))
+        elif rows and line.startswith("#   "):
+            rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line[1:].strip()}")
+    return [(re.sub(r"\w+", r"`\g<0>`", name).replace("|", "or"), _prose(text)) for name, text in rows]
+
+
+def _arguments(build: Any) -> str:
+    """What a builder's `arguments` may hold; the benchmark gives the rest."""
+    given = ("data", "seed", "tasks", "scenario", "valid", "view", "steps", "batch", "size", "channels")
+    known = [name for name, p in inspect.signature(build).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    return ", ".join(f"`{name}`" for name in known if name not in given)
 
 
 def method_page() -> str:

@@ -90,7 +90,7 @@ def test_a_sweep_takes_files_that_lie_beside_it(mine):
             ("epochs", "epoch"),
             r"mine\.toml: \[my-images\]: 'epoch' is not a setting .*: did you mean 'epochs'",
         ),
-        (("lr = 0.1\n", ""), r"mine\.toml: \[my-images\] lacks lr"),
+        (("lr = 0.1\n", ""), r"mine\.toml: \[my-images\] lacks lr; an example: drcl list benchmarks digits-split"),
         (("lr = 0.1", 'lr = "fast"'), r"mine\.toml: \[my-images\]: lr='fast': give a number"),
         (("tasks = 2", "tasks = 0"), r"mine\.toml: \[my-images\]: .*tasks=0: give a whole number"),
         (('"class-split"', '"clas-split"'), r"mine\.toml: \[my-images\]: .*builder='clas-split': choose one of"),

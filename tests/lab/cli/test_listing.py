@@ -68,3 +68,20 @@ def test_one_benchmark_is_shown_with_its_settings():
     shown = " ".join(call("list", "benchmarks", "digits-permuted").stdout.split())
     assert "kind=mlp, hidden=[128, 128]" in shown
     assert "epochs 20" in shown
+
+
+@pytest.mark.usefixtures("unregistered")
+def test_list_shows_a_benchmark_of_ones_own_by_its_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[my-digits]\nabout = "my digits"\ndata = "digits"\nbuilder = "permuted-inputs"\nscenario = "domain"\n'
+        'tasks = 3\nclasses = 10\nmodel = { kind = "mlp", hidden = [7] }\nepochs = 1\nbatch = 8\nlr = 0.1\n'
+        "momentum = 0.0\n"
+    )
+    answer = call("list", "benchmarks", str(file))
+    assert answer.exit_code == 0, answer.stderr
+    assert "my-digits" in answer.stdout
+    assert "hidden=[7]" in answer.stdout
+    answer = call("list", "benchmarks", str(tmp_path / "other.toml"))
+    assert answer.exit_code == 2
+    assert "other.toml" in answer.stderr

@@ -76,3 +76,17 @@ def test_a_plugin_is_named_in_what_is_written(tmp_path):
     for file in ("tuned.toml", "mine.toml"):
         assert tomllib.loads((out / file).read_text())["plugins"] == [str(plugin)]
     assert RunConfig.from_toml(out / "mine.toml") == sweep.read(out / "tuned.toml")[0]
+
+
+@pytest.mark.usefixtures("unregistered")
+def test_a_benchmark_of_two_tasks_is_tuned_on_both(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[my-two]\nabout = "my digits"\ndata = "digits"\nbuilder = "permuted-inputs"\nscenario = "domain"\n'
+        'tasks = 2\nclasses = 10\nmodel = { kind = "mlp", hidden = [8] }\nepochs = 1\nbatch = 32\nlr = 0.1\n'
+        "momentum = 0.0\n"
+    )
+    command = ["tune", str(file), "-m", "l2", "--budget", "3", "--out", str(tmp_path / "t"), "-o", "limit_per_class=20"]
+    answer = CliRunner().invoke(app, command)
+    assert answer.exit_code == 0, answer.output
+    assert "my-two, first 2 tasks" in answer.stdout

@@ -210,3 +210,14 @@ def test_a_method_that_holds_directions_shows_their_share(tmp_path):
     assert "holds 65 % of the directions of its layers" in text
     assert "drcl held 65.0 % of the directions" in text
     assert "sgd moved every weight at every task." in text
+    assert "drcl: left exactly in place" not in text  # a map of single weights says nothing about directions
+
+
+def test_a_method_that_only_pulls_directions_back_is_not_said_to_hold_them(tmp_path):
+    path = write_run(tmp_path, "drcl", 0, tasks=3)
+    result = json.loads((path / "result.json").read_text())
+    result["per_task"] = {"directions_held": [None, 0.002, 0.003]}
+    (path / "result.json").write_text(json.dumps(result))
+    text = Outline(page(read.find([tmp_path]))).text
+    assert "drcl pulled directions back and held almost none of them exactly." in text
+    assert "0 % of the directions" not in text

@@ -84,7 +84,7 @@ def _settings(name: str, table: Mapping[str, Any], path: Path) -> dict[str, Any]
             raise PluginError(f"[{name}]: {key!r} is not a setting of a benchmark: {nearest(key, known)}")
     missing = [key for key in _NEEDED if key not in table]
     if missing:
-        raise PluginError(f"[{name}] lacks {', '.join(missing)}: drcl/lab/benchmarks/benchmarks.toml explains them")
+        raise PluginError(f"[{name}] lacks {', '.join(missing)}; an example: drcl list benchmarks digits-split")
     kinds = hints(Benchmark) | {"data": str | list[str], "builder": str}
     settings = {}
     for key, value in table.items():

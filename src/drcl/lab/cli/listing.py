@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drcl.lab import benchmarks, methods
-from drcl.lab.cli.arguments import Plugins, load
+from drcl.lab.cli.arguments import Plugins, load, own_file
 from drcl.lab.cli.data import show as show_data
 from drcl.lab.cli.terminal import USAGE, console, fail
 from drcl.lab.common import fields as options
@@ -33,11 +33,15 @@ class Topic(StrEnum):
 
 def list_(
     topic: Annotated[Topic, typer.Argument(help="What to list.")],
-    name: Annotated[str | None, typer.Argument(help="Show only this one, in full.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show only this one, in full; your own benchmark by its file, mine.toml.")
+    ] = None,
     plugin: Plugins = None,
 ) -> None:
     """List benchmarks, methods with their hyperparameters, networks, or data sets."""
-    load(plugin)
+    own = load(plugin)
+    if topic is Topic.benchmarks:
+        name, _ = own_file(name, own)
     if topic is Topic.data:
         show_data(name)
         return

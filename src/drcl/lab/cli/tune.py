@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from drcl.lab import benchmarks
 from drcl.lab.cli.arguments import Data, Options, Plugins, load, own_file, parsed
 from drcl.lab.cli.board import Board, Line, watch_all
 from drcl.lab.cli.terminal import FAILURE, USAGE, console, fail, stoppable, told
@@ -25,7 +26,9 @@ from drcl.lab.sweeps.tune import Trial, Tuning
 def tune(
     benchmark: Annotated[str, typer.Argument(help="A name from `drcl list benchmarks`, or your own file: mine.toml.")],
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods to tune, separated by commas.")],
-    tasks: Annotated[int, typer.Option("--tasks", min=1, help="How many of the first tasks may be used.")] = 3,
+    tasks: Annotated[
+        int | None, typer.Option("--tasks", min=1, help="How many of the first tasks may be used; by default three.")
+    ] = None,
     budget: Annotated[int, typer.Option("--budget", min=3, help="Trials per method.")] = 8,
     seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Seed of every trial.")] = 0,
     between: Annotated[
@@ -59,7 +62,7 @@ def tune(
             benchmark,
             named,
             out or Path("tuning") / benchmark,
-            tasks=tasks,
+            tasks=min(3, benchmarks.get(benchmark).tasks) if tasks is None else tasks,
             budget=budget,
             seed=seed,
             low=low,

@@ -61,9 +61,9 @@ def _price(best: Row, table: Sequence[Row]) -> str:
     if not math.isnan(time) and best.method != BASELINE:
         parts.append(f"takes {time:.2f} times as long as {BASELINE}")
     unmoved, held = best.values["unmoved"].mean, best.values["directions_held"].mean
-    if held > 0:
+    if held >= 0.005:  # an L2 penalty pulls every direction back and holds none exactly
         parts.append(f"holds {100 * held:.0f}{_SPACE}% of the directions of its layers at each later task")
-    elif unmoved > 0:
+    elif math.isnan(held) and unmoved >= 0.005:
         parts.append(f"leaves {100 * unmoved:.0f}{_SPACE}% of the weights exactly in place at each later task")
     return f"; it {' and '.join(parts)}" if parts else ""
 

@@ -12,7 +12,8 @@ WORDS = {
     "learning_accuracy": "Mean accuracy on each task right after it was learned.",
     "unmoved": "Share of the shared weights that a task does not change by a single bit; mean from the second task on.",
     "directions_held": "Share of the directions of its layers that a task does not move. This method protects "
-    "directions, which are combinations of weights, so single weights move.",
+    "directions, which are combinations of weights, so single weights move. An L2 penalty pulls every direction back "
+    "and holds almost none exactly.",
     "effective_stability": "Share of the weights that a task moves by less than 5 % of their size; mean from the "
     "second task on.",
     "stiffness": "How far a task moves all weights together (Euclidean length), mean from the second task on: the "

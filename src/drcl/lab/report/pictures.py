@@ -80,7 +80,8 @@ class Pictures:
 
     def _drifts(self) -> list[Picture]:
         recorded = self._recorded()
-        still = [g for g in recorded if drift.kept_any(g)]
+        held = self._held()
+        still = [g for g in recorded if drift.kept_any(g) and math.isnan(held[g.label])]
         pictures = [
             self._panel(drift, g, k, f"{g.label}: left exactly in place", "Bit for bit. " + _over(g))
             for k, g in enumerate(still)
@@ -92,11 +93,15 @@ class Pictures:
                 pictures.append(self._picture(movement, movement.draw(recorded, self.looks), caption + self._band()))
         return pictures
 
-    def _moved_everything(self) -> str:
-        """A sentence instead of maps that would show only zeros."""
-        held = {
+    def _held(self) -> dict[str, float]:
+        """The share of directions each method held: not a number for methods that protect single weights or nothing."""
+        return {
             g.label: Statistic.of(run.value("directions_held") for run in g.finished).mean for g in self._recorded()
         }
+
+    def _moved_everything(self) -> str:
+        """A sentence instead of maps that would show only zeros, or single weights where directions are protected."""
+        held = self._held()
         zeros = [g for g in self._recorded() if not drift.kept_any(g) and math.isnan(held[g.label])]
         all_moved = [g.label for g in zeros if not (drift.shares(g)[1] > 0).any()]
         nearly = [g.label for g in zeros if g.label not in all_moved]
@@ -106,7 +111,9 @@ class Pictures:
                 f"{_listed(nearly)} left less than 0.5 % of the weights of any layer in place at any task."
             )
         for label, share in held.items():
-            if not math.isnan(share):
+            if share < 0.005:
+                sentences.append(f"{label} pulled directions back and held almost none of them exactly.")
+            elif not math.isnan(share):
                 sentences.append(
                     f"{label} held {100 * share:.1f} % of the directions of its layers at each later task."
                 )
