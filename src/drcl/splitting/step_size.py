@@ -50,9 +50,18 @@ class Sizes:
     """The step sizes of one group's finished proposal, relative to the sum of its rates.
 
     With `whole`, the group, they are relative to that of the group as a whole: one there, and more or less elsewhere.
+    A strength times `mean` is then a strength on step sizes as they are; `least` is what `mean` has to be for that to
+    be the least one.
     """
 
-    def __init__(self, optimizer: DRCL, gamma: float, damping: float, whole: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: DRCL,
+        gamma: float,
+        damping: float,
+        whole: dict[str, Any] | None = None,
+        least: float = 0.0,
+    ) -> None:
         self.optimizer, self.gamma, self.damping = optimizer, gamma, damping
         self.mean: Tensor | float = 1.0
         if whole is not None:
@@ -63,6 +72,8 @@ class Sizes:
             elif metrics:
                 total = torch.stack([sharding.squared(m.sqrt()) for m in metrics if m is not None]).sum()
                 self.mean = total / sum(p.numel() for p in moving)
+            # A number on the parameters' device is not asked for.
+            self.mean = self.mean.clamp(min=least) if isinstance(self.mean, Tensor) else max(self.mean, least)
 
     def weights(self, p: Tensor, importance: Tensor) -> Tensor:
         """Importance, with the damping, times gamma at each weight over the sum of the rates."""
