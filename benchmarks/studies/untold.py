@@ -139,7 +139,7 @@ def run(problem: str, form: str, seed: int) -> dict[str, Any]:
     net, tasks = make_net(), make_data(seed)
     opt = optimizer(net, lr, form)
     matrix = np.zeros((len(tasks), len(tasks)))
-    fixed = {"BELIEF": 0.0, "PULL": float(form[2:])} if form.startswith("k=") else {"BELIEF": auto.BELIEF}
+    fixed = {"BELIEF": 0.0, "PRICE": 0.0, "PULL": float(form[2:])} if form.startswith("k=") else {"BELIEF": auto.BELIEF}
     with mock.patch.multiple(auto, **fixed):
         for t, (x, y, _, _) in enumerate(tasks):
             rng = torch.Generator().manual_seed(1000 * seed + t)

@@ -39,10 +39,11 @@ class Progress:
     made: list[dict[str, Any]] = field(default_factory=list)  # how each task's importance was estimated
     steps_in_proposal: int = 0
     gammas: list[float] = field(default_factory=list)  # per group: sum of the step sizes in the current proposal
-    horizon: int = 0  # steps of the last task; `drcl.splitting.auto` needs these four
+    horizon: int = 0  # steps of the last task; `drcl.splitting.auto` needs these five
     steps: int = 0  # of this one
     travel: list[float] = field(default_factory=list)  # per group: sum of the step sizes of this task
     energy: list[float] = field(default_factory=list)  # of its first gradients, by the importance of their directions
+    slope: float = 0.0  # mean square of the loss's derivative with respect to an output, from the first gradients
     names: dict[Tensor, str] = field(default_factory=dict)  # as the model calls them
     layers: dict[Tensor, Layer] = field(default_factory=dict)  # held along directions, by their weight
     adapters: dict[str, Adapter] = field(default_factory=dict)  # held by their product, by the weight they add to
@@ -73,6 +74,7 @@ PLAIN = (
     "steps",
     "travel",
     "energy",
+    "slope",
 )
 
 
@@ -231,6 +233,7 @@ def _check_progress(optimizer: DRCL, own: Mapping[str, Any]) -> None:
         "energy": isinstance(own["energy"], Sequence)
         and all(map(_measure, own["energy"]))
         and len(own["energy"]) in (0, auto.PLACES),
+        "slope": _measure(own["slope"]),
         "names": isinstance(own["names"], Sequence)
         and all(n is None or isinstance(n, str) for n in own["names"])
         and len(own["names"]) == parameters,

@@ -14,6 +14,7 @@ from drcl import DRCL, Anchor, Fisher, Kronecker
 from drcl.importance.base import Importance
 from drcl.importance.labels import output_cotangents
 from drcl.splitting import auto
+from drcl.splitting.step_size import Sizes
 
 
 class Given(Importance):
@@ -102,13 +103,17 @@ def drift_of(steps, lr, momentum=0.0, scale=1.0, importance=0.01, horizon=None, 
 
 
 def test_a_lasting_gradient_goes_as_far_whatever_rate_momentum_and_number_of_steps():
-    """By the differential equation w' = g - strength * s * w over a task of length T: T g (1 - exp(-ks)) / ks."""
-    first, opt = drift_of(1000, 0.01)
+    """By the differential equation w' = g - strength * s * w over a task of length T: T g (1 - exp(-ks)) / ks.
+
+    The gradient is small, so that k / T is above the price.
+    """
+    first, opt = drift_of(1000, 0.01, scale=0.01)
     k = auto.pull(opt.progress.energy)
-    expected = 10 * (1 - math.exp(-k * 0.01)) / (k * 0.01) * torch.tensor([1.0, 0.5], dtype=torch.float64)
+    assert auto.price(opt) < k / 10
+    expected = 0.1 * (1 - math.exp(-k * 0.01)) / (k * 0.01) * torch.tensor([1.0, 0.5], dtype=torch.float64)
     torch.testing.assert_close(first, expected, rtol=0.02, atol=0)
     for steps, lr, momentum in ((100, 0.1, 0.0), (10_000, 0.001, 0.0), (1000, 0.001, 0.9)):
-        moved, _ = drift_of(steps, lr, momentum)
+        moved, _ = drift_of(steps, lr, momentum, scale=0.01)
         torch.testing.assert_close(moved, first, rtol=0.1, atol=0)
 
 
@@ -127,18 +132,18 @@ def test_wrapped_optimizers_are_held_too(inner):
 
 
 def test_the_strength_follows_the_length_of_a_task():
-    _, opt = drift_of(100, 0.1)
+    _, opt = drift_of(100, 0.1, scale=0.01)
     k = auto.pull(opt.progress.energy)
     group = opt.param_groups[0]
     assert opt.strengths[0] == pytest.approx(k / (100 * 0.1), rel=0.01)
     opt.progress.steps, opt.progress.travel = 300, [30.0]  # three times as long as the last task
     assert auto.strength(opt, group) == pytest.approx(k / 30)
-    _, given = drift_of(100, 0.1, horizon=400)
+    _, given = drift_of(100, 0.1, scale=0.01, horizon=400)
     assert given.strengths[0] == pytest.approx(auto.pull(given.progress.energy) / 40, rel=0.01)
 
 
 def test_a_rate_that_falls_later_counts_from_then_on():
-    _, opt = drift_of(100, 0.1)
+    _, opt = drift_of(100, 0.1, scale=0.01)
     opt.progress.steps, opt.progress.travel = 10, [0.1]
     assert auto.strength(opt, opt.param_groups[0]) == pytest.approx(auto.pull(opt.progress.energy) / (100 * 0.01))
 
@@ -192,6 +197,99 @@ def test_the_room_is_that_of_the_layers_directions_and_of_free_heads():
     for k in (1.0, 100.0):
         exact = (float((turned.square() / (1 + k * s)).sum()) + head) / (float(g.square().sum()) + head)
         assert auto.room(opt.progress.energy, k) == pytest.approx(exact, rel=0.05)
+
+
+# -- the price ---------------------------------------------------------------------------------------------------------
+
+
+def jacobians(model, x):
+    """d output / d weight of every sample and output, by brute force: [samples, outputs, weights]."""
+    found = []
+    for sample in x:
+        output = model(sample[None])[0]
+        rows = [torch.autograd.grad(o, list(model.parameters()), retain_graph=True) for o in output]
+        found.append(torch.stack([torch.cat([t.flatten() for t in row]) for row in rows]))
+    return torch.stack(found)
+
+
+class Rows(nn.Module):
+    """A recurrent network: its weights are used at every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.rows(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("form", ["mlp", "lstm"])
+def test_importance_adds_up_to_that_of_the_whole_jacobian(form):
+    """Weights that are used at many steps are not counted more or less than others: the trace is that of E[J^T J]."""
+    torch.manual_seed(0)
+    model = (nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)) if form == "mlp" else Rows()).double()
+    x = torch.randn(300, *((3,) if form == "mlp" else (6, 3)), dtype=torch.float64)
+    j = jacobians(model, x)
+    centred = j - j.mean(1, keepdim=True)  # a softmax does not see what all outputs have in common
+    exact = float(centred.square().sum((1, 2)).mean()) / 2
+    opt = DRCL(model.named_parameters(), lr=0.1)
+    opt.consolidate(model, [(x, torch.randint(3, (300,)))], Kronecker(samples=300, passes=2))
+    layers = opt.progress.layers
+    within = {p for p in layers} | {layer.bias for layer in layers.values()}
+    rest = [opt.state[p]["importance"] for p in model.parameters() if p not in within]
+    found = sum(layer.basis.total for layer in layers.values()) + sum(float(t.sum()) for t in rest)
+    assert found == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("memory", ["sum", 0.5, "latest"])
+def test_delta_is_the_derivative_by_the_outputs(tasks, memory):
+    """Of a linear layer on one input, where J is the same for all samples: g = delta x^T, and s adds up to |x|^2."""
+    model = nn.Linear(3, 4, bias=False).double()
+    opt = DRCL(model.named_parameters(), lr=0.1, memory=memory)
+    x = torch.randn(1, 3, dtype=torch.float64).expand(64, 3)
+    for _ in range(tasks):
+        opt.consolidate(model, [(x, torch.randint(4, (64,)))], Fisher(samples=64))
+    delta = torch.randn(4, dtype=torch.float64)
+    for n in (1.0, 2.0):
+        model.weight.grad = n * torch.outer(delta, x[0])
+        opt.step()
+    assert opt.progress.slope == pytest.approx(float(delta.square().sum()) * (1 + 4) / 2)
+    assert auto.price(opt) == pytest.approx(auto.PRICE * math.sqrt(opt.progress.slope))
+
+
+def test_where_it_binds_the_minimiser_is_that_of_the_loss_and_the_price():
+    """f = -g w + w^2 / 2 and price * s * w^2 / 2, from zero: w = g / (1 + price * s), however long the task is."""
+    for lr, steps in ((0.05, 400), (0.01, 4000)):
+        w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        model = nn.Module()
+        model.w = w
+        opt = DRCL([("w", w)], lr=lr, horizon=10**6, preset="auto", plasticity_steps=1)
+        opt.consolidate(model, importance=Given(torch.tensor([1.0, 0.1], dtype=torch.float64)))
+        g = torch.tensor([-1.0, 2.0], dtype=torch.float64)
+        for _ in range(steps):
+            w.grad = w.detach() - g
+            opt.step()
+        price = auto.price(opt)
+        assert opt.strengths[0] == price > auto.pull(opt.progress.energy) / (lr * 10**6)
+        torch.testing.assert_close(w.detach(), g / (1 + price * opt.state[w]["importance"]), rtol=0.02, atol=0)
+
+
+def test_around_adam_the_price_is_that_of_the_loss_in_its_step_sizes():
+    """The least strength * mean is the price, so that a threshold is gamma / sqrt(v) * price * s."""
+    w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    opt = DRCL.around(torch.optim.Adam([("w", w)], lr=0.01))
+    model = nn.Module()
+    model.w = w
+    opt.consolidate(model, importance=Given(torch.full((2,), 0.5, dtype=torch.float64)))
+    w.grad = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    opt.step()
+    opt.state[w].setdefault("start", w.detach().clone())
+    group, metric = opt.param_groups[0], torch.tensor([1.0, 3.0], dtype=torch.float64)
+    s = opt.state[w]["importance"]
+    low, high = (Sizes(opt, 0.01, 0.0, group, least).weights(w, s) for least in (0.0, 50.0))
+    torch.testing.assert_close(low, s * metric.mean() / metric)
+    torch.testing.assert_close(high, s * 50.0 / metric)
 
 
 # -- life --------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,16 @@ k itself depends on how much room the network has left. To first order, a step l
 over everything that trains, including free heads. It is measured with the first gradients of a task: k lies half way,
 in logarithms, between `PULL` and the k that leaves `ROOM`. A network with room to spare is held more firmly; a small
 network that every new task needs completely is held less.
+
+But the strength never falls below a price: what the new loss must fall by to pay for moving the old outputs by one unit
+squared. The price does not depend on the steps: where loss + strength * penalty is smallest, k plays no part. A long
+task that pulls hard moves the old outputs as far as a low price lets it, and room does not see that. The price is
+`PRICE` times delta, the size of the loss's derivative with respect to an output. Since a gradient is J^T delta and
+importance is the mean square of J,
+
+    delta^2 = sum of g^2  over  sum of s in one task,
+
+over everything that is held. So a loss multiplied by a thousand has a thousand times the price, and nothing changes.
 """
 
 from __future__ import annotations
@@ -25,17 +35,19 @@ from torch import Tensor
 
 from drcl import sharding
 from drcl.directions.coordinates import Coordinates
+from drcl.importance.accumulation import keep_of
 from drcl.importance.base import importance_dtype
 from drcl.options import AUTO
-from drcl.splitting.step_size import rate
+from drcl.splitting.step_size import rate, told_by_groups
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
 
-PULL = 150.0
+PULL = 75.0
 ROOM = 0.25
 BELIEF = 0.5  # the weight of what the first gradients say, against PULL
-LESS, MORE = 8.0, 256.0  # the first gradients may lower k by at most LESS and raise it by at most MORE
+LESS, MORE = 64.0, 256.0  # the first gradients may lower k by at most LESS and raise it by at most MORE
+PRICE = 10.0  # of a change of the old outputs, in units of delta
 WATCHED = 16  # how many first gradients of a task are measured
 UNKNOWN = 1000  # steps of a task, if nothing is known of the last one
 # Importance is sorted into half octaves from 2^-40 to 2^24; weights that are free or have none go into the first.
@@ -52,6 +64,7 @@ def watch(optimizer: DRCL) -> None:
     if not optimizer.tasks or progress.steps >= WATCHED or not used(optimizer):
         return
     total = torch.zeros(PLACES, dtype=torch.float64)
+    squares = held = 0.0
     layers = progress.layers
     biases = {layer.bias for layer in layers.values() if layer.bias is not None}
     for group in optimizer.param_groups:
@@ -66,12 +79,20 @@ def watch(optimizer: DRCL) -> None:
             elif p in layers:
                 bias = layers[p].bias
                 beside = None if bias is None or bias.grad is None else sharding.full(bias.grad)
-                total += weight * _along(layers[p].basis, g, beside, group["damping"])
+                found = _along(layers[p].basis, g, beside, group["damping"])
+                held += layers[p].basis.total
+                total, squares = total + weight * found, squares + float(found.sum())
             else:
-                importance = sharding.full(optimizer.state[p]["importance"]).to(importance_dtype(p)) + group["damping"]
-                total += weight * _sorted(importance, g.to(importance.dtype).square())
+                importance = sharding.full(optimizer.state[p]["importance"]).to(importance_dtype(p))
+                found = _sorted(importance + group["damping"], g.to(importance.dtype).square())
+                held += float(importance.double().sum())
+                total, squares = total + weight * found, squares + float(found.sum())
     seen = progress.energy or [0.0] * PLACES
     progress.energy = [a + b for a, b in zip(seen, total.tolist())]
+    keep = keep_of(optimizer.solver.memory)
+    tasks = sum(keep**age for age in range(progress.tasks))
+    slope = squares * tasks / held if held > 0 else 0.0
+    progress.slope += (slope - progress.slope) / (progress.steps + 1)
 
 
 def _along(basis: Any, g: Tensor, bias: Tensor | None, damping: float) -> Tensor:
@@ -106,15 +127,21 @@ def pull(energy: list[float]) -> float:
     return PULL ** (1 - BELIEF) * math.sqrt(low * high) ** BELIEF
 
 
+def price(optimizer: DRCL) -> float:
+    """What the new loss must fall by to pay for moving the old outputs by one unit squared."""
+    return PRICE * math.sqrt(optimizer.progress.slope)
+
+
 def strength(optimizer: DRCL, group: dict[str, Any]) -> float:
-    """The current strength of a group."""
+    """The current strength of a group. Where step sizes are measured, the price is applied later (`Sizes`)."""
     progress = optimizer.progress
     index = next(i for i, g in enumerate(optimizer.param_groups) if g is group)
     travel = progress.travel[index] if index < len(progress.travel) else 0.0
     mean = travel / progress.steps if progress.steps and travel else rate(group)
     steps = optimizer.solver.horizon or progress.horizon or UNKNOWN
     whole = max(steps * mean, travel)
-    group["chosen_strength"] = pull(progress.energy) / whole if whole > 0 else 0.0
+    chosen = pull(progress.energy) / whole if whole > 0 else 0.0
+    group["chosen_strength"] = max(chosen, price(optimizer)) if chosen and told_by_groups(optimizer) else chosen
     return float(group["chosen_strength"])
 
 
@@ -129,4 +156,4 @@ def count(optimizer: DRCL) -> None:
 def start_task(optimizer: DRCL, steps: int) -> None:
     """Begin a new task; the last one took this many steps."""
     progress = optimizer.progress
-    progress.horizon, progress.steps, progress.travel, progress.energy = steps, 0, [], []
+    progress.horizon, progress.steps, progress.travel, progress.energy, progress.slope = steps, 0, [], [], 0.0

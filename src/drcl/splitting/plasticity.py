@@ -181,7 +181,8 @@ def finish(optimizer: DRCL) -> None:
         step, sizes = _step(optimizer, group, gamma), None
         if not told_by_groups(optimizer):
             whole = group if group["strength"] == AUTO else None  # "auto" has one scale for the whole group
-            sizes = Sizes(optimizer, gamma, step.penalty.damping, whole)  # it adds the damping itself
+            least = auto.price(optimizer) / step.penalty.strength if whole and step.penalty.strength else 0.0
+            sizes = Sizes(optimizer, gamma, step.penalty.damping, whole, least)  # it adds the damping itself
             step = dataclasses.replace(step, penalty=dataclasses.replace(step.penalty, damping=0.0))
         layers = _layers(optimizer, group, sizes)
         arrived = [] if step.reflect else [(layer, moved) for layer, moved in layers.values()]

@@ -50,10 +50,18 @@ def measures(optimizer: DRCL, p: Tensor) -> bool:
 class Sizes:
     """The step sizes of one group's finished proposal, relative to the sum of its rates.
 
-    With `whole`, the group, they are relative to the mean step size of the group.
+    With `whole`, the group, they are relative to the mean step size of the group. A strength times `mean` is then a
+    strength for step sizes as they are. `least` is the smallest allowed `mean`.
     """
 
-    def __init__(self, optimizer: DRCL, gamma: float, damping: float, whole: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: DRCL,
+        gamma: float,
+        damping: float,
+        whole: dict[str, Any] | None = None,
+        least: float = 0.0,
+    ) -> None:
         self.optimizer, self.gamma, self.damping = optimizer, gamma, damping
         self.mean: Tensor | float = 1.0
         if whole is not None:
@@ -64,6 +72,8 @@ class Sizes:
             elif metrics:
                 total = torch.stack([sharding.squared(m.sqrt()) for m in metrics if m is not None]).sum()
                 self.mean = total / sum(p.numel() for p in moving)
+            # clamp, because reading a number from the device would wait for it
+            self.mean = self.mean.clamp(min=least) if isinstance(self.mean, Tensor) else max(self.mean, least)
 
     def weights(self, p: Tensor, importance: Tensor) -> Tensor:
         """Importance plus damping, times gamma of each weight, divided by the sum of the rates."""
