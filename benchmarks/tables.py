@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.speed import ratios
-from benchmarks.studies import capacity, compared, methods, norms, questions, reproduced, solver, untold
+from benchmarks.studies import capacity, compared, methods, norms, questions, reproduced, solver, texts, untold
 from benchmarks.studies.records import RESULTS, ROOT
 from tests.attack import figures
 
@@ -32,6 +32,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "capacity": capacity.markdown,
     "methods": methods.markdown,
     "reliability": figures.table,
+    "texts": texts.markdown,
     "untold": untold.markdown,
     **{
         f"norms {kind} {net}": (lambda kind=kind, net=net: norms.table(kind, net))

@@ -6,9 +6,9 @@ runs what results/texts/runs.csv lacks; `make tables` writes the table from it. 
 
 A Llama of three layers and width 128 reads bytes. It learns Python (the standard library), then English (documentation
 of installed packages), then C (headers). All forms start from the same model after Python. A form with a knob gets
-`TRIALS` values of it: a first guess, a neighbour, then one step further from the better of the two. The best one has the
-lowest mean loss over the three texts at the end, on validation text. Test text is measured in the same run and is not
-looked at for any choice. Files, not pieces of files, are split into train, validation and test.
+`TRIALS` values of it: a first guess, a neighbour, then one step further from the better of the two. The best value has
+the lowest mean loss over the three texts at the end, on validation text. Test text is measured in the same run and is
+not looked at for any choice. Files, not pieces of files, are split into train, validation and test.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import itertools
 import statistics
 import sysconfig
 import warnings
@@ -62,6 +63,7 @@ class Form(NamedTuple):
 FORMS: dict[str, Form] = {
     "adamw": Form("AdamW"),
     "auto": Form("AdamW inside drcl, as it comes"),
+    "told": Form("the same, told how long a text is"),
     "adamw-slow": Form("AdamW, smaller learning rate", "lr", 3e-4, 1 / 3),
     "joint": Form("all three texts at once"),
     "ewc": Form("EWC in the loss", "strength", 10.0),
@@ -159,8 +161,10 @@ def learn(model: nn.Module, opt: torch.optim.Optimizer, data: Iterable[Any], pen
 
 
 class Pull:
-    """The rivals' penalty, strength / 2 * sum of F (w - a)^2: F is one for L2, and for EWC the Fisher information of all
-    texts so far, per byte."""
+    """The rivals' penalty in the loss: strength / 2 * sum of F (w - a)^2.
+
+    F is one for L2, and for EWC the Fisher information of all texts so far, per byte.
+    """
 
     def __init__(self, model: nn.Module, strength: float, weighted: bool) -> None:
         self.model, self.strength, self.weighted = model, strength, weighted
@@ -183,11 +187,11 @@ class Pull:
         return self.strength / 2 * torch.stack(parts).sum()
 
 
-def optimizer(model: nn.Module, form: str, value: float) -> torch.optim.Optimizer:
+def optimizer(model: nn.Module, form: str, value: float, steps: int) -> torch.optim.Optimizer:
     lr = value if FORMS[form].knob == "lr" or form == "lora-auto" else LR
     inner = torch.optim.AdamW([(n, p) for n, p in model.named_parameters() if p.requires_grad], lr=lr)
-    if form in ("auto", "lora-auto"):
-        return drcl.DRCL.around(inner)
+    if form in ("auto", "told", "lora-auto"):
+        return drcl.DRCL.around(inner, horizon=steps if form == "told" else None)
     if form in ("weights", "directions"):
         return drcl.DRCL.around(inner, preset=form, strength=value)
     return inner
@@ -223,21 +227,21 @@ def run(form: str, value: float, seed: int, data: Any, size: Size, folder: Path)
     torch.manual_seed(seed)
     model = adapted(model) if form.startswith("lora") else model
     streams = {t: drawn(data[t]["train"], size.steps * size.batch, 10 * seed + i) for i, t in enumerate(TEXTS)}
-    opt = optimizer(model, form, value)
+    opt = optimizer(model, form, value, size.steps)
     if form == "joint":
         together = drawn(torch.cat(list(streams.values())), 3 * size.steps * size.batch, seed)
         learn(model, opt, batches(together, size.batch))
         return {"c": measured(model, data, size)}
     pull = Pull(model, value, form == "ewc") if form in ("ewc", "l2") else None
     found: Found = {}
-    for before, text in zip(TEXTS, TEXTS[1:]):
+    for before, text in itertools.pairwise(TEXTS):
         old = streams[before][: size.kept]
         if pull is not None:
             pull.consolidate(old, size)
         if isinstance(opt, drcl.DRCL):
             opt.consolidate(model, batches(old, size.batch))
         else:
-            opt = optimizer(model, form, value)  # each text with fresh averages, as drcl does it
+            opt = optimizer(model, form, value, size.steps)  # each text with fresh averages, as drcl does it
         learn(model, opt, batches(streams[text], size.batch), pull)
         if isinstance(opt, drcl.DRCL):
             with opt.deployed():
