@@ -52,12 +52,12 @@ def test_sequences_come_again_only_when_all_have_come():
 )
 def test_trials_go_on_from_the_better_end(tried, told):
     form = texts.Form("", "strength", 0.1, 10.0)
-    assert texts.next_value(tried, form) == (None if told is None else pytest.approx(told))
+    assert texts.next_value(tried, form, 3) == (None if told is None else pytest.approx(told))
 
 
 def test_a_form_without_a_knob_runs_once():
-    assert texts.next_value({}, texts.Form("")) == 0.0
-    assert texts.next_value({"": 2.0}, texts.Form("")) is None
+    assert texts.next_value({}, texts.Form(""), 3) == 0.0
+    assert texts.next_value({"": 2.0}, texts.Form(""), 3) is None
 
 
 def write(path, rows):
@@ -85,21 +85,20 @@ def test_the_table_counts_forgetting_from_when_a_text_was_learned(tmp_path):
     )
     *_, adamw, l2 = (line.strip("| ").split(" | ") for line in texts.markdown(tmp_path / "runs.csv").splitlines())
     assert adamw[-6:] == ["2.00", "1.00", "1.67", "0.75", "100", "+0.0"]
-    assert l2[1:] == ["strength 0.1", "1", "1.10", "1.70", "1.30", "1.90", "1.10", "1.43", "0.25", "33", "+10.0"]
+    assert l2[1:] == ["strength 0.1, of 2", "1", "1.10", "1.70", "1.30", "1.90", "1.10", "1.43", "0.25", "33", "+10.0"]
 
 
 def test_every_form_runs_and_a_second_call_has_nothing_to_do(tmp_path, data, monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    monkeypatch.setattr(texts, "TRIALS", 2)
     path = tmp_path / "runs.csv"
-    texts.study(texts.FORMS, [0], data, TINY, path, tmp_path)
+    texts.study(texts.FORMS, [0], 2, data, TINY, path, tmp_path)
     kept = texts.records(path)
     for form, about in texts.FORMS.items():
         mine = [row for row in kept if row["form"] == form and row["after"] == "c"]
-        assert [row["part"] for row in mine] == list(texts.PARTS) * (texts.TRIALS if about.knob else 1), form
+        assert [row["part"] for row in mine] == list(texts.PARTS) * (2 if about.knob else 1), form
     monkeypatch.setattr(texts, "run", None)
-    texts.study(texts.FORMS, [0], data, TINY, path, tmp_path)
+    texts.study(texts.FORMS, [0], 2, data, TINY, path, tmp_path)
 
 
 def test_every_form_starts_from_the_same_model(tmp_path, data):

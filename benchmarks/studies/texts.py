@@ -6,9 +6,9 @@ runs what results/texts/runs.csv lacks; `make tables` writes the table from it. 
 
 A Llama of three layers and width 128 reads bytes. It learns Python (the standard library), then English (documentation
 of installed packages), then C (headers). All forms start from the same model after Python. A form with a knob gets
-`TRIALS` values of it: a first guess, a neighbour, then one step further from the better of the two. The best value has
-the lowest mean loss over the three texts at the end, on validation text. Test text is measured in the same run and is
-not looked at for any choice. Files, not pieces of files, are split into train, validation and test.
+`--trials` values of it: a first guess, a neighbour, then on and on from the better end. The best value has the lowest
+mean loss over the three texts at the end, on validation text. Test text is measured in the same run and not looked at
+for any choice. Files, not pieces of files, are split into train, validation and test.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ RUNS = ROOT / "results" / "texts" / "runs.csv"
 TEXTS = ("python", "english", "c")
 PARTS = ("valid", "test")
 FIELDS = ("form", "value", "seed", "after", "part", *TEXTS)
-TRIALS = 3
 LR = 1e-3
 
 
@@ -285,9 +284,9 @@ def best(kept: list[dict[str, str]], form: str) -> str | None:
     return min(found, key=lambda value: found[value]) if found else None
 
 
-def next_value(tried: dict[str, float], form: Form) -> float | None:
+def next_value(tried: dict[str, float], form: Form, trials: int) -> float | None:
     """The next trial of a knob: its first value, the neighbour, then on and on from the better end."""
-    if len(tried) >= (TRIALS if form.knob else 1):
+    if len(tried) >= (trials if form.knob else 1):
         return None
     if not form.knob:
         return 0.0
@@ -299,25 +298,23 @@ def next_value(tried: dict[str, float], form: Form) -> float | None:
     return low / step if tried[order[0]] < tried[order[-1]] else high * step
 
 
-def study(forms: Iterable[str], seeds: Iterable[int], data: Any, size: Size, path: Path, folder: Path) -> None:
+def study(
+    forms: Iterable[str], seeds: Iterable[int], trials: int, data: Any, size: Size, path: Path, folder: Path
+) -> None:
     """Trials are made with seed 0; the others take the best value."""
     for seed in seeds:
         for form in ("start", *forms):
-            while True:
-                kept = records(path)
-                value = planned(kept, form, seed)
-                if value is None:
-                    break
+            while (value := planned(records(path), form, seed, trials)) is not None:
                 found = run(form, value, seed, data, size, folder)
                 keep(path, form, value, seed, found)
                 last = [f"{loss:.3f}" for loss in list(found.values())[-1]["valid"].values()]
                 print(form, f"{value:g}", f"seed {seed}, validation:", *last, flush=True)
 
 
-def planned(kept: list[dict[str, str]], form: str, seed: int) -> float | None:
+def planned(kept: list[dict[str, str]], form: str, seed: int, trials: int) -> float | None:
     """The value of the next run of a form, or None if there is nothing left to do."""
     if form in FORMS and FORMS[form].knob and seed == 0:
-        return next_value(scores(kept, form), FORMS[form])
+        return next_value(scores(kept, form), FORMS[form], trials)
     if any(r["form"] == form and r["seed"] == str(seed) for r in kept):
         return None
     chosen = best(kept, "lora" if form == "lora-auto" else form)  # its learning rate is that of LoRA
@@ -354,7 +351,8 @@ def mean(values: Iterable[float], digits: int = 2) -> str:
 def line(kept: list[dict[str, str]], form: str) -> list[str]:
     middle, last, rises = losses(kept, form, "english"), losses(kept, form, "c"), forgetting(kept, form)
     plain, plain_rises = losses(kept, "adamw", "c"), forgetting(kept, "adamw")
-    cells = [FORMS[form].words, f"{FORMS[form].knob} {best(kept, form)}" if FORMS[form].knob else "", str(len(last))]
+    chosen = f"{FORMS[form].knob} {best(kept, form)}, of {len(scores(kept, form))}" if FORMS[form].knob else ""
+    cells = [FORMS[form].words, chosen, str(len(last))]
     cells += [mean(s[t] for s in middle.values()) for t in TEXTS[:2]]
     cells += [mean(s[t] for s in last.values()) for t in TEXTS]
     cells += [mean(statistics.fmean(s.values()) for s in last.values()), mean(rises.values())]
@@ -380,11 +378,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--trials", type=int, default=2, help="values of each knob, tried with seed 0")
     parser.add_argument("--out", type=Path, default=Path("runs/texts"), help="where models after Python are kept")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     data = {text: rows(text, Size()) for text in TEXTS}
-    study(args.forms, args.seeds, data, Size(), RUNS, args.out)
+    study(args.forms, args.seeds, args.trials, data, Size(), RUNS, args.out)
 
 
 if __name__ == "__main__":
