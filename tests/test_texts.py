@@ -88,6 +88,20 @@ def test_the_table_counts_forgetting_from_when_a_text_was_learned(tmp_path):
     assert l2[1:] == ["strength 0.1, of 2", "1", "1.10", "1.70", "1.30", "1.90", "1.10", "1.43", "0.25", "33", "+10.0"]
 
 
+def test_the_presets_own_strength_has_a_row_whatever_the_trials_chose(tmp_path):
+    write(
+        tmp_path / "runs.csv",
+        [
+            ("directions", value, 0, "c", part, *losses)
+            for value, losses in (("0.003", (2.0, 2.0, 1.0)), ("0.03", (1.0, 1.0, 2.0)))
+            for part in texts.PARTS
+        ],
+    )
+    *_, tuned, preset = (line.split(" | ") for line in texts.markdown(tmp_path / "runs.csv").splitlines())
+    assert (tuned[1], tuned[5:8]) == ("strength 0.03, of 2", ["1.00", "1.00", "2.00"])
+    assert (preset[1], preset[5:8]) == ("", ["2.00", "2.00", "1.00"])
+
+
 def test_every_form_runs_and_a_second_call_has_nothing_to_do(tmp_path, data, monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("peft")

@@ -61,15 +61,15 @@ class Form(NamedTuple):
 
 FORMS: dict[str, Form] = {
     "adamw": Form("AdamW"),
-    "auto": Form("AdamW inside drcl, as it comes"),
-    "told": Form("the same, told how long a text is"),
+    "auto": Form("**drcl, as it comes**"),
+    "told": Form("drcl, told how long a text is"),
     "adamw-slow": Form("AdamW, smaller learning rate", "lr", 3e-4, 1 / 3),
     "joint": Form("all three texts at once"),
     "ewc": Form("EWC in the loss", "strength", 10.0),
     "l2": Form("L2 to the start in the loss", "strength", 0.1),
     "weights": Form("drcl per weight", "strength", 1e-3),
-    "lora": Form("LoRA, AdamW", "lr", 3e-3, 1 / 3),
-    "lora-auto": Form("LoRA, AdamW inside drcl, as it comes"),
+    "lora": Form("LoRA", "lr", 3e-3, 1 / 3),
+    "lora-auto": Form("LoRA inside drcl, as it comes"),
     "directions": Form("drcl directions, tuned", "strength", 3e-3),
 }
 
@@ -328,7 +328,9 @@ def planned(kept: list[dict[str, str]], form: str, seed: int, trials: int) -> fl
 
 def losses(kept: list[dict[str, str]], form: str, after: str) -> dict[str, dict[str, float]]:
     """On test text with the chosen value: by seed and text."""
-    value = "" if form == "start" else best(kept, form)
+    value: str | None = "" if form == "start" else best(kept, form)
+    if form == "preset":
+        form, value = "directions", f"{FORMS['directions'].first:g}"
     mine = [r for r in kept if (r["form"], r["value"], r["after"], r["part"]) == (form, value, after, "test")]
     return {r["seed"]: {text: float(r[text]) for text in TEXTS} for r in mine}
 
@@ -348,11 +350,11 @@ def mean(values: Iterable[float], digits: int = 2) -> str:
     return f"{statistics.fmean(found):.{digits}f}".replace("-", "−") if found else ""
 
 
-def line(kept: list[dict[str, str]], form: str) -> list[str]:
+def line(kept: list[dict[str, str]], form: str, words: str, knob: str) -> list[str]:
     middle, last, rises = losses(kept, form, "english"), losses(kept, form, "c"), forgetting(kept, form)
     plain, plain_rises = losses(kept, "adamw", "c"), forgetting(kept, "adamw")
-    chosen = f"{FORMS[form].knob} {best(kept, form)}, of {len(scores(kept, form))}" if FORMS[form].knob else ""
-    cells = [FORMS[form].words, chosen, str(len(last))]
+    chosen = f"{knob} {best(kept, form)}, of {len(scores(kept, form))}" if knob else ""
+    cells = [words, chosen, str(len(last))]
     cells += [mean(s[t] for s in middle.values()) for t in TEXTS[:2]]
     cells += [mean(s[t] for s in last.values()) for t in TEXTS]
     cells += [mean(statistics.fmean(s.values()) for s in last.values()), mean(rises.values())]
@@ -370,7 +372,11 @@ def markdown(path: Path = RUNS) -> str:
     before = losses(kept, "start", "python")
     begun = [mean(s[t] for s in before.values()) for t in TEXTS]
     lines.append("| " + " | ".join(["the start", "", str(len(before)), "", "", *begun, "", "", "", ""]) + " |")
-    lines += ["| " + " | ".join(line(kept, form)) + " |" for form in FORMS if losses(kept, form, "c")]
+    # The first trial of directions is the preset's own strength, so that it is a row without any trial too.
+    shown = {**FORMS, "preset": Form('drcl, `preset="directions"` as it comes')}
+    for form, (words, knob, *_) in shown.items():
+        if losses(kept, form, "c"):
+            lines.append("| " + " | ".join(line(kept, form, words, knob)) + " |")
     return "\n".join(lines)
 
 
