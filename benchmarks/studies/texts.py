@@ -8,7 +8,7 @@ A Llama of three layers and width 128 reads bytes. It learns Python (the standar
 of installed packages), then C (headers). All forms start from the same model after Python. A form with a knob gets
 `--trials` values of it: a first guess, a neighbour, then on and on from the better end. The best value has the lowest
 mean loss over the three texts at the end, on validation text. Test text is measured in the same run and not looked at
-for any choice. Files, not pieces of files, are split into train, validation and test.
+for choosing a value. Files, not pieces of files, are split into train, validation and test.
 """
 
 from __future__ import annotations
