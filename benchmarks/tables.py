@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.speed import ratios
-from benchmarks.studies import capacity, compared, methods, norms, questions, reproduced, solver, storage, untold
+from benchmarks.studies import capacity, compared, methods, norms, questions, reproduced, solver, storage, texts, untold
 from benchmarks.studies.records import RESULTS, ROOT
 from tests.attack import figures
 
@@ -33,6 +33,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods": methods.markdown,
     "reliability": figures.table,
     "storage": storage.markdown,
+    "texts": texts.markdown,
     "untold": untold.markdown,
     **{
         f"norms {kind} {net}": (lambda kind=kind, net=net: norms.table(kind, net))
