@@ -168,18 +168,20 @@ def cost(method: str, records: Path) -> list[str]:
 def markdown(records: Path = RECORDS) -> str:
     head = ["method", "old data", *(f"{b}, %" if k == 0 else "transfer" for b in BENCHMARKS for k in (0, 1))]
     head += [*(f"time, {b}" for b in BENCHMARKS), "state, MB"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
 
-    def order(method: str) -> float:
-        done = [float(r["accuracy"]) for r in rows(records / "runs.csv") if r["method"] == method and r["accuracy"]]
-        return -statistics.mean(done) if done else 0.0
+    def order(method: str) -> tuple[bool, float]:
+        """Best first; methods that ran on one benchmark only come after the others."""
+        done = [r for r in rows(records / "runs.csv") if r["method"] == method and r["accuracy"]]
+        mean = statistics.mean(float(r["accuracy"]) for r in done) if done else 0.0
+        return len({r["benchmark"] for r in done}) < len(BENCHMARKS), -mean
 
-    run = {row["method"] for row in rows(records / "runs.csv")}
-    for method in sorted(run & set(methods.names()), key=order):
+    body = []
+    for method in sorted({r["method"] for r in rows(records / "runs.csv")} & set(methods.names()), key=order):
         each = [cell for benchmark in BENCHMARKS for cell in cells(benchmark, method, records)]
-        line = [f"`{method}`", methods.get(method).abilities.old_data, *each, *cost(method, records)]
-        lines.append("| " + " | ".join(line) + " |")
-    return "\n".join(lines)
+        body.append([f"`{method}`", methods.get(method).abilities.old_data, *each, *cost(method, records)])
+    told = [k for k in range(len(head)) if any(line[k] for line in body)]  # times may not have been measured
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line[k] for k in told) + " |" for line in lines)
 
 
 def main() -> None:
