@@ -146,6 +146,7 @@ RIGHT = {
     ("", "importance"): {"None"},
     ("", "norms"): {"None"},
     ("", "horizon"): {"None", "number"},
+    ("", "storage"): {"None"},
     ("", "labels"): {"None"},
     ("DRCL.deployed", "task"): {"None"},
     ("Anchor.load", "model"): {"None"},

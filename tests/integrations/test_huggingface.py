@@ -256,7 +256,7 @@ def test_a_checkpoint_that_lies_elsewhere(tmp_path, anchor):
 def test_a_trainer_without_an_optimizer_that_drcl_can_go_around(tmp_path, anchor, holder):
     made, kept = trainer(tmp_path), Continual(anchor=anchor, normalise="task")
     before = weights(made.model)
-    with pytest.raises(TypeError, match=r"the trainer's optimizer is a .*; DRCL goes around optimizers of torch"):
+    with pytest.raises(TypeError, match=r"the trainer's optimizer has type .*, but DRCL wraps only torch optimizers"):
         kept.on_train_begin(made.args, made.state, made.control, optimizer=holder, model=made.model)
     assert equal(before, weights(made.model))
     with pytest.raises(RuntimeError, match="before training has begun"):
