@@ -259,7 +259,7 @@ def test_a_trainer_without_an_optimizer_that_drcl_can_go_around(tmp_path, anchor
     with pytest.raises(TypeError, match=r"the trainer's optimizer has type .*, but DRCL wraps only torch optimizers"):
         kept.on_train_begin(made.args, made.state, made.control, optimizer=holder, model=made.model)
     assert equal(before, weights(made.model))
-    with pytest.raises(RuntimeError, match="before training has begun"):
+    with pytest.raises(RuntimeError, match="before training begins"):
         kept.on_step_begin(made.args, made.state, made.control)
 
 

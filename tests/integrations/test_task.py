@@ -89,7 +89,7 @@ def test_what_is_refused(tmp_path):
         Continues(save=3)
     with pytest.raises(RuntimeError, match="before training begins"):
         _ = Continues().optimizer
-    with pytest.raises(TypeError, match="the trainer's optimizer is a NoneType"):
+    with pytest.raises(TypeError, match="the trainer's optimizer has type NoneType"):
         Continues().task.around(None)
     model, _, kept = begun()
     with pytest.raises(RuntimeError, match="has finished its task; make a new one"):

@@ -64,8 +64,8 @@ class Task:
         """DRCL, with the given options, around the trainer's own optimizer."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
-                f"the trainer's optimizer has type {type(optimizer).__name__}, but DRCL wraps only torch optimizers: let "
-                "the trainer make its own, or give it one such as torch.optim.AdamW"
+                f"the trainer's optimizer has type {type(optimizer).__name__}, but DRCL wraps only torch optimizers: "
+                "let the trainer make its own, or give it one such as torch.optim.AdamW"
             )
         return kind.around(optimizer, **self.options)
 
