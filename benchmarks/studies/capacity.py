@@ -25,6 +25,7 @@ import drcl
 MOMENTS = (1, 2, 5, 10, 20, 50, 100, 150, 200)
 FORMS: dict[str, dict[str, Any] | None] = {
     "sgd": None,
+    "auto": {},
     "weights": {"preset": "weights"},
     "directions": {"preset": "directions"},
     "directions x 10": {"preset": "directions", "strength": 0.03},
