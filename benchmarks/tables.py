@@ -16,7 +16,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.speed import ratios
-from benchmarks.studies import capacity, compared, methods, norms, questions, reproduced, solver, storage, texts, untold
+from benchmarks.studies import (
+    bias,
+    capacity,
+    compared,
+    methods,
+    norms,
+    questions,
+    reproduced,
+    self_samples,
+    solver,
+    storage,
+    texts,
+    untold,
+)
 from benchmarks.studies.records import RESULTS, ROOT
 from tests.attack import figures
 
@@ -32,6 +45,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "capacity": capacity.markdown,
     "methods": methods.markdown,
     "reliability": figures.table,
+    "self-samples": self_samples.markdown,
     "storage": storage.markdown,
     "texts": texts.markdown,
     "untold": untold.markdown,
@@ -41,6 +55,7 @@ TABLES: dict[str, Callable[[], str]] = {
         for net in ("mlp", "cnn")
     },
     "solver": lambda: solver.markdown(list(questions.BENCHMARKS)),
+    **bias.TABLES,
     **compared.TABLES,
     **questions.TABLES,
     **ratios.TABLES,

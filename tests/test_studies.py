@@ -77,9 +77,9 @@ def test_trials_of_one_set_are_replaced_and_others_stay(tmp_path):
     write("one.csv", 3, [1, 2])
     write("two.csv", 11, [3])
     to = tmp_path / "deep" / "trials.csv"
-    records.add(tmp_path / "one.csv", "a", to)
-    records.add(tmp_path / "one.csv", "b", to)
-    records.add(tmp_path / "two.csv", "a", to)
+    records.add_trials(tmp_path / "one.csv", "a", to)
+    records.add_trials(tmp_path / "one.csv", "b", to)
+    records.add_trials(tmp_path / "two.csv", "a", to)
     found = records.rows(to)
     assert [(row["set"], row["value"]) for row in found] == [("b", "1"), ("b", "2"), ("a", "3")]
     assert list(found[0])[5:16] == [f"task_{k}" for k in range(11)]

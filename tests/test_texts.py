@@ -19,18 +19,18 @@ def data():
 def test_files_are_split_and_not_pieces_of_them(monkeypatch):
     """Every byte of a file has the file's number, so that the parts show which files they have."""
     monkeypatch.setattr(texts, "files", lambda text: [(f"file {k}", bytes([k]) * 640) for k in range(40)])
-    parts = texts.rows("python", TINY._replace(judged=1000))
+    parts = texts.sequences("python", TINY._replace(judged=1000))
     numbers = {part: set(pieces.flatten().tolist()) for part, pieces in parts.items()}
     assert set.union(*numbers.values()) == set(range(40))
     assert sum(map(len, numbers.values())) == 40
     assert all(numbers.values())
-    again = texts.rows("python", TINY._replace(judged=1000))
+    again = texts.sequences("python", TINY._replace(judged=1000))
     assert all((parts[part] == again[part]).all() for part in parts)
 
 
 def test_a_file_that_is_there_twice_counts_once(monkeypatch):
     monkeypatch.setattr(texts, "files", lambda text: [(f"file {k}", bytes([k % 20]) * 640) for k in range(40)])
-    parts = texts.rows("python", TINY._replace(judged=1000))
+    parts = texts.sequences("python", TINY._replace(judged=1000))
     assert sum(len(pieces) for pieces in parts.values()) == 20 * 640 // 32
 
 
@@ -107,7 +107,7 @@ def test_every_form_runs_and_a_second_call_has_nothing_to_do(tmp_path, data, mon
     pytest.importorskip("peft")
     path = tmp_path / "runs.csv"
     texts.study(texts.FORMS, [0], 2, data, TINY, path, tmp_path)
-    kept = texts.records(path)
+    kept = texts.rows(path)
     for form, about in texts.FORMS.items():
         mine = [row for row in kept if row["form"] == form and row["after"] == "c"]
         assert [row["part"] for row in mine] == list(texts.PARTS) * (2 if about.knob else 1), form

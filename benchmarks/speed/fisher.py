@@ -1,6 +1,6 @@
 """What the diagonal Fisher costs, as a multiple of one plain forward and backward pass over the same samples.
 
-    python benchmarks/speed/fisher.py [--samples 1000] [--repeats 5] [--peers] [--nets mlp alexnet] [--record]
+    python -m benchmarks.speed.fisher [--samples 1000] [--repeats 5] [--peers] [--nets mlp alexnet] [--record]
 
 Plain pass and estimate are timed in turns in one process and compared by the ratio of their medians, so that
 a busy machine disturbs both alike. Peak memory is the largest amount of tensor memory alive above what was
@@ -9,20 +9,15 @@ there before, from torch's own allocation records.
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from benchmarks.speed import ratios
+from tests.nets import ResNet18, alexnet, mlp, settle_statistics
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-
-import ratios
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.nets import ResNet18, alexnet, mlp, settle_statistics
 
 from drcl.importance import Fisher
 from drcl.per_sample.fallback import one_by_one
@@ -114,7 +109,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=["mlp", "alexnet"])
     parser.add_argument("--peers", action="store_true", help="time vmap, the loop and BackPACK (if there) too")
     parser.add_argument("--record", action="store_true", help="keep the ratios in results/speed")
     options = parser.parse_args()

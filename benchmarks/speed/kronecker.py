@@ -1,6 +1,6 @@
 """What protecting directions costs: iterations as ratios to SGD's, consolidation in training passes, bytes per weight.
 
-    python benchmarks/speed/kronecker.py [iterations] [variants] [consolidation] [memory] [--rounds R] [--repeat N]
+    python -m benchmarks.speed.kronecker [iterations] [variants] [consolidation] [memory] [--rounds R] [--repeat N]
                                          [--record]
 
 iterations     the default, four times on each network: whole iterations (forward, backward, step) against SGD's, taken
@@ -25,11 +25,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from benchmarks.speed import ratios
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import drcl
-import ratios
 from drcl.lab.networks import MLP, AlexNet
 from drcl.lab.networks.cnn import SmallCNN
 from drcl.lab.networks.resnet import ReducedResNet18, ResNet18
@@ -155,7 +155,7 @@ def variants(rounds: int, record: bool = False) -> None:
             ratios.keep("directions", net, {name: value})
 
 
-def consolidation(repeat: int) -> None:
+def consolidation(repeat: int, record: bool = False) -> None:
     print("| network | samples | two passes | one pass | target |\n|---|---|---|---|---|")
     targets = {"resnet": "4.8: 10 % of ten epochs of 4,800", "cnn": "1: one epoch", "decoder": "1.5"}
     for net in ("mlp", "cnn", "alexnet", "resnet", "decoder"):
@@ -170,10 +170,12 @@ def consolidation(repeat: int) -> None:
                 opt.consolidate(plain.model, plain.data(), importance=drcl.Kronecker(passes=passes))
                 found.append((time.perf_counter() - start) / epoch)
             cells.append(f"{statistics.median(found):.1f}")
+            if record:
+                ratios.keep("consolidation", {1: "one", 2: "two"}[passes], {net: statistics.median(found)})
         print(f"| {net} | {len(plain.x)} | {' | '.join(cells)} | {targets.get(net, '')} |", flush=True)
 
 
-def memory() -> None:
+def memory(record: bool = False) -> None:
     """After one task, without momentum; float32 throughout."""
     print("| network | weights | `Fisher()` | `Kronecker()` | `Kronecker(rank=None)` | `Kronecker(memory=model)` |")
     print("|---|---|---|---|---|---|")
@@ -189,12 +191,13 @@ def memory() -> None:
     for name, (build, x) in shapes.items():
         torch.manual_seed(0)
         weights, cells = sum(p.numel() for p in build().parameters()), []
-        for estimator in (
-            drcl.Fisher(),
-            drcl.Kronecker(),
-            drcl.Kronecker(rank=None),
-            drcl.Kronecker(memory=4 * weights),
-        ):
+        estimators = {
+            "fisher": drcl.Fisher(),
+            "kronecker": drcl.Kronecker(),
+            "all": drcl.Kronecker(rank=None),
+            "bounded": drcl.Kronecker(memory=4 * weights),
+        }
+        for measure, estimator in estimators.items():
             model = build()
             opt = drcl.DRCL(model.named_parameters(), lr=1e-3, preset="directions")
             labels = torch.randint(10, x.shape[:2] if x.ndim == 3 else x.shape[:1])
@@ -202,6 +205,8 @@ def memory() -> None:
             held = sum(t.nbytes for s in opt.state.values() for t in s.values() if torch.is_tensor(t))
             held += sum(t.nbytes for layer in opt.progress.layers.values() for t in layer.basis.tensors().values())
             cells.append(f"{held / weights:.1f}")
+            if record:
+                ratios.keep("memory", measure, {name: held / weights})
         print(f"| {name} | {weights / 1e6:.1f} million | {' | '.join(cells)} |", flush=True)
 
 
@@ -213,7 +218,7 @@ def main() -> None:
         "--rounds", type=int, default=240, help="iterations of the MLP in a run; a third of the AlexNet"
     )
     parser.add_argument("--repeat", type=int, default=4, help="runs")
-    parser.add_argument("--record", action="store_true", help="keep ratios of iterations and variants in results/speed")
+    parser.add_argument("--record", action="store_true", help="keep what is measured in results/speed")
     arguments = parser.parse_args()
     chosen = arguments.parts or ["iterations", "consolidation", "memory"]
     for part in chosen:
@@ -226,9 +231,9 @@ def main() -> None:
     if "variants" in chosen:
         variants(arguments.rounds, arguments.record)
     if "consolidation" in chosen:
-        consolidation(arguments.repeat)
+        consolidation(arguments.repeat, arguments.record)
     if "memory" in chosen:
-        memory()
+        memory(arguments.record)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How fast batches come: against a per-image Dataset behind a DataLoader of two workers, and beside a
 training step.
 
-    python benchmarks/speed/loading.py [--images N] [--rounds R] [--threads T] [--record]
+    python -m benchmarks.speed.loading [--images N] [--rounds R] [--threads T] [--record]
 
 Both sides get the same random uint8 images, the same transforms and the same batch size, and take turns
 within one run, so that the ratio holds on a busy machine too. The DataLoader's workers are started before
@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
+from benchmarks.speed import ratios
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-import ratios
 from drcl.lab.networks import AlexNet
 from drcl.lab.streams.examples import Examples
 from drcl.lab.streams.view import View

@@ -50,6 +50,46 @@ LAYOUTS = {
         {"time": "time", "memory": "peak memory"},
         {"mlp": "MLP 400-400", "alexnet": "HAT AlexNet", "resnet18": "ResNet-18"},
     ),
+    "directions": Layout(
+        "what is negotiated, and when",
+        {"mlp": "MLP 1000-1000, batch 128", "alexnet": "HAT AlexNet, batch 64"},
+        {
+            "as it comes, every 10 steps": "**256 directions of inputs, 64 of outputs, every 10 steps** (the default)",
+            "as it comes, every 5 steps": "the same, every 5 steps",
+            "as it comes, every 20 steps": "the same, every 20 steps",
+            "128 of inputs, 64 of outputs, every 10 steps": "128 of inputs, 64 of outputs, every 10 steps",
+            "512 of inputs, 64 of outputs, every 10 steps": "512 of inputs, 64 of outputs, every 10 steps",
+            "256 of inputs and outputs, every 10 steps": "256 of inputs and outputs, every 10 steps",
+            "every direction, every 10 steps": "every direction, every 10 steps",
+            "every direction, every step": "every direction, every step",
+        },
+    ),
+    "consolidation": Layout(
+        "network",
+        {"two": "`passes=2`", "one": "`passes=1` (the default)"},
+        {
+            "mlp": "MLP 1000-1000, 1,000 samples",
+            "cnn": "CNN, 448 samples, as in a task of Omniglot",
+            "alexnet": "HAT AlexNet, 1,000 samples",
+            "resnet": "reduced ResNet-18, 1,000 samples",
+            "decoder": "decoder of six layers, 512 samples of 128 tokens",
+        },
+    ),
+    "memory": Layout(
+        "network",
+        {
+            "fisher": "`Fisher()`",
+            "kronecker": "`Kronecker()`",
+            "all": "`Kronecker(rank=None)`",
+            "bounded": "`Kronecker(memory=model)`",
+        },
+        {
+            "MLP 784-1000-1000-10": "MLP 784-1000-1000-10, 1.8 million weights",
+            "HAT AlexNet": "HAT AlexNet, 6.5 million",
+            "ResNet-18": "ResNet-18, 11.2 million",
+            "transformer block, width 768": "transformer block of width 768, 7.1 million",
+        },
+    ),
     "loading": Layout(
         "",
         {"rate": "times the DataLoader", "share": "share of an iteration"},

@@ -1,6 +1,6 @@
 """What a DRCL step costs, as ratios to plain SGD's, everything interleaved in one run.
 
-    python benchmarks/speed/step.py [--rounds R] [--skip-iterations] [--skip-directions] [--record]
+    python -m benchmarks.speed.step [--rounds R] [--skip-iterations] [--skip-directions] [--record]
 
 Part 1: the step alone on ResNet-18's parameters, against torch.optim.SGD(foreach=True) without momentum and against
 the time to stream the same bytes (read four arrays, write two). Part 2: whole training iterations (forward, backward,
@@ -19,12 +19,11 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from benchmarks.speed import kronecker, ratios
 from torch import nn
 from torch.nn import functional as F
 
 import drcl
-import kronecker
-import ratios
 from drcl.lab.networks import AlexNet, ResNet18
 
 

@@ -1,6 +1,8 @@
 """How far each splitting ends from the minimiser, and where a penalty in the loss breaks.
 
-    python benchmarks/studies/bias.py
+    python -m benchmarks.studies.bias
+
+prints two tables and keeps the first in results/bias; `make tables` writes both into the docs.
 
 Part 1: least squares plus an importance-weighted L1 penalty about an anchor, 40 weights, float64. The minimiser comes
 from a long run of proximal gradient descent in plain numpy, independent of the package. Part 2: one weight pulled to
@@ -11,8 +13,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from benchmarks.studies.records import RESULTS, rows, table
 
 import drcl
+
+DISTANCES = RESULTS / "bias" / "distances.csv"
+GAMMAS = (0.1, 0.3, 0.6, 0.9)
+SPLITTINGS = ("douglas-rachford", "forward-backward", "implicit")
+STRENGTHS = (10.0, 90.0, 101.0, 1000.0)
 
 
 def problem() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, float]:
@@ -79,17 +87,28 @@ def pulled(strength: float, lr: float, proximal: bool) -> float:
     return w
 
 
+def distances() -> str:
+    """The largest distance to the minimiser at the fixed point, by gamma * L."""
+    found = {(row["splitting"], float(row["gamma_L"])): float(row["distance"]) for row in rows(DISTANCES)}
+    return table(["γL", *map(str, GAMMAS)], [[s, *(f"{found[s, g]:.2g}" for g in GAMMAS)] for s in SPLITTINGS])
+
+
+def pulls() -> str:
+    """A weight pulled to its anchor for 200 steps: learning rate 0.02, importance 1, by strength."""
+    forms = {"penalty in the loss": False, "proximal step": True}
+    body = [[name, *(f"{abs(pulled(s, 0.02, prox)):.0e}" for s in STRENGTHS)] for name, prox in forms.items()]
+    return table(["strength", *(f"{s:g}" for s in STRENGTHS)], body)
+
+
+TABLES = {"bias": distances, "pulled": pulls}
+
+
 def main() -> None:
-    print("largest distance to the minimiser at the fixed point, by gamma * L")
-    print(f"{'':20}" + "".join(f"{g:>12}" for g in (0.1, 0.3, 0.6, 0.9)))
-    for splitting in ("douglas-rachford", "forward-backward", "implicit"):
-        row = "".join(f"{distance(splitting, g, 0.5):12.1e}" for g in (0.1, 0.3, 0.6, 0.9))
-        print(f"{splitting:20}{row}")
-    print("\na weight pulled to its anchor for 200 steps, lr 0.02, importance 1, by strength")
-    strengths = (10.0, 90.0, 101.0, 1000.0)
-    print(f"{'':20}" + "".join(f"{s:>12}" for s in strengths))
-    for name, proximal in (("in the loss (EWC)", False), ("as a prox (L2)", True)):
-        print(f"{name:20}" + "".join(f"{abs(pulled(s, 0.02, proximal)):12.1e}" for s in strengths))
+    DISTANCES.parent.mkdir(parents=True, exist_ok=True)
+    lines = ["splitting,gamma_L,distance"]
+    lines += [f"{s},{g},{distance(s, g, 0.5):.3g}" for s in SPLITTINGS for g in GAMMAS]
+    DISTANCES.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(distances(), pulls(), sep="\n\n")
 
 
 if __name__ == "__main__":

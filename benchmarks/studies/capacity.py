@@ -1,6 +1,6 @@
 """How many tasks fit into a network: permuted digits, one after the other, into an MLP 256-256.
 
-    python benchmarks/studies/capacity.py [--tasks 200] [--forms sgd,weights] [--out results/capacity/capacity.csv]
+    python -m benchmarks.studies.capacity [--tasks 200] [--forms sgd,weights] [--out results/capacity/capacity.csv]
 
 Every task is the 8x8 digits with their pixels in another order, five epochs of SGD 0.02 with momentum 0.9. After 1, 2,
 5, 10, 20, 50, 100, 150 and 200 tasks three accuracies are measured on held-out digits: of the first task, of the newest
@@ -10,12 +10,12 @@ and of all so far. A form that is in the file is not run again; `make tables` wr
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.studies.records import RESULTS, add, rows
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -31,7 +31,7 @@ FORMS: dict[str, dict[str, Any] | None] = {
     "directions x 10": {"preset": "directions", "strength": 0.03},
 }
 COLUMNS = ("form", "width", "tasks", "first", "newest", "all")
-RECORDS = Path(__file__).resolve().parents[2] / "results/capacity/capacity.csv"
+RECORDS = RESULTS / "capacity/capacity.csv"
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -53,9 +53,9 @@ def stream(form: dict[str, Any] | None, width: int, tasks: int, seed: int = 0) -
         orders.append(torch.randperm(64, generator=rng) if task else torch.arange(64))
         seen = x[:1397, orders[-1]]
         for _ in range(5):
-            for rows in torch.randperm(1397, generator=rng).split(32):
+            for part in torch.randperm(1397, generator=rng).split(32):
                 opt.zero_grad()
-                cross_entropy(model(seen[rows]), y[rows]).backward()
+                cross_entropy(model(seen[part]), y[part]).backward()
                 opt.step()
         if form is not None:
             opt.consolidate(model, list(zip(seen.split(100), y[:1397].split(100))))
@@ -65,32 +65,21 @@ def stream(form: dict[str, Any] | None, width: int, tasks: int, seed: int = 0) -
             yield task + 1, [100 * float(hit) for hit in hits]
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def run(args: argparse.Namespace) -> None:
     for form in args.forms:
-        if any(row["form"] == form and row["width"] == str(args.width) for row in read(args.out)):
+        if any(row["form"] == form and row["width"] == str(args.width) for row in rows(args.out)):
             continue
         found = []
         for tasks, accuracies in stream(FORMS[form], args.width, args.tasks):
             row = [f"{accuracies[0]:.1f}", f"{accuracies[-1]:.1f}", f"{sum(accuracies) / len(accuracies):.1f}"]
-            found.append([form, args.width, tasks, *row])
-            print(*found[-1], flush=True)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        fresh = not args.out.exists()
-        with args.out.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([COLUMNS, *found] if fresh else found)
+            found.append(dict(zip(COLUMNS, [form, args.width, tasks, *row])))
+            print(*found[-1].values(), flush=True)
+        add(args.out, COLUMNS, found)
 
 
 def markdown(records: Path = RECORDS) -> str:
     lines = ["| form | tasks | first task, % | newest task, % | all tasks, % |", "|---|---|---|---|---|"]
-    lines += [f"| {r['form']} | {r['tasks']} | {r['first']} | {r['newest']} | {r['all']} |" for r in read(records)]
+    lines += [f"| {r['form']} | {r['tasks']} | {r['first']} | {r['newest']} | {r['all']} |" for r in rows(records)]
     return "\n".join(lines)
 
 

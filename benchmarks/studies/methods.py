@@ -1,7 +1,7 @@
 """Every method of the laboratory on two small benchmarks: accuracy, forgetting, time and memory in one table.
 
-    python benchmarks/studies/methods.py run    [--methods a,b] [--benchmarks a,b] [--out runs/methods]
-    python benchmarks/studies/methods.py speed  [--rounds 2]
+    python -m benchmarks.studies.methods run    [--methods a,b] [--benchmarks a,b] [--out runs/methods]
+    python -m benchmarks.studies.methods speed  [--rounds 2]
 
 `run`: five trials per method (`drcl tune`: first three tasks of seed 100, validation data), then seeds 0 to 2 on the
 test data. A method without a strength is run as it is; where the best strength diverges over all tasks, the next best
@@ -13,12 +13,12 @@ where it stopped. `make tables` writes docs/methods.md from them.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from benchmarks.studies.records import RESULTS, add, rows
 
 from drcl.lab import methods
 from drcl.lab.runs.config import RunConfig
@@ -30,27 +30,10 @@ from drcl.lab.sweeps.tune import Tuning
 BENCHMARKS = ("digits-permuted", "mnist-split")
 SEEDS = (0, 1, 2)
 TUNING = {"budget": 5, "seed": 100}
-RECORDS = Path(__file__).resolve().parents[2] / "results/methods"
+RECORDS = RESULTS / "methods"
 SHORT = {"benchmark.tasks": 3, "training.keep_checkpoint": False}
 RUN = ("benchmark", "method", "knob", "value", "validation", "seed", "accuracy", "transfer", "state_bytes", "failed")
 SPEED = ("benchmark", "method", "round", "seconds", "sgd_seconds")
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def add(path: Path, columns: Iterable[str], new: Iterable[dict[str, Any]]) -> None:
-    fresh = not path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, list(columns), lineterminator="\n")
-        if fresh:
-            table.writeheader()
-        table.writerows(new)
 
 
 def study(benchmark: str, method: str, out: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """What should become of BatchNorm's running statistics when tasks change? The study behind docs/norms.md.
 
-    python benchmarks/studies/norms.py [--networks mlp cnn] [--seeds 0 1 2]
+    python -m benchmarks.studies.norms [--networks mlp cnn] [--seeds 0 1 2]
 
 runs what results/norms/runs.csv lacks; `make tables` writes the page from it.
 

@@ -1,6 +1,6 @@
 """Does the eigenbasis pay? Eight pixel permutations of scikit-learn's digits, one network, no replay, no task labels.
 
-    python benchmarks/studies/permuted_digits.py [--tasks 8] [--epochs 20] [--seeds 0 1] [--only WORD ...]
+    python -m benchmarks.studies.permuted_digits [--tasks 8] [--epochs 20] [--seeds 0 1] [--only WORD ...]
 
 MLP 128-128, one head, SGD with momentum, every method with the same gradient budget. Prints the mean accuracy over all
 tasks after the last one and the backward transfer, each method at the strength named beside it.

@@ -30,8 +30,22 @@ def runs(place: str) -> tuple[Run, ...]:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
+    """The lines of a csv file; none if nothing was measured yet."""
+    if not path.exists():
+        return []
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def add(path: Path, columns: Sequence[str], new: Iterable[dict[str, Any]]) -> None:
+    """Put lines at the end of a csv file."""
+    fresh = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        writer.writerows(new)
 
 
 def trials(study: str) -> dict[str, list[dict[str, str]]]:
@@ -42,9 +56,9 @@ def trials(study: str) -> dict[str, list[dict[str, str]]]:
     return found
 
 
-def add(source: Path, name: str, to: Path) -> None:
+def add_trials(source: Path, name: str, to: Path) -> None:
     """Put the trials of `source` into the file `to` under the name of a set."""
-    there = [row for row in rows(to) if row["set"] != name] if to.exists() else []
+    there = [row for row in rows(to) if row["set"] != name]
     there += [{"set": name, **row} for row in rows(source)]
     tasks = sorted({key for row in there for key in row if key.startswith("task_")}, key=lambda key: int(key[5:]))
     columns = ["set", "method", "key", "value", "validation_accuracy", *tasks, "outcome", "run"]
@@ -95,7 +109,7 @@ def main() -> None:
     parser.add_argument("--set", required=True, dest="name")
     parser.add_argument("--to", type=Path, required=True)
     args = parser.parse_args()
-    add(args.trials, args.name, args.to)
+    add_trials(args.trials, args.name, args.to)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """How much is lost where importance is measured on text that a model writes itself? The table of docs/lora.md.
 
-    PYTHONPATH=src python benchmarks/studies/self_samples.py
+    python -m benchmarks.studies.self_samples [--seeds 0 1 2]
+
+runs what results/self-samples/runs.csv lacks; `make tables` writes the table from it.
 
 A Llama of two layers learns Python's source, byte by byte; an adapter of rank 8 then learns English with AdamW inside
 drcl, preset="directions". What to keep is measured on 200 sequences: Python that it learned, its own text, or bytes
@@ -14,25 +16,24 @@ import copy
 import importlib.util
 import inspect
 import json
+import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
-
-import drcl
-from drcl.integrations.huggingface import self_samples
+from benchmarks.studies.records import RESULTS, ROOT, add, rows, table
 
 Batches = list[dict[str, torch.Tensor]]
-SAMPLES, LENGTH = 200, 64
+SAMPLES, LENGTH, WIDTH = 200, 64, 64
+STEPS = 300  # of the adapter; the model has had twice as many
+STRENGTHS = (0.003, 0.03)
+RUNS = RESULTS / "self-samples" / "runs.csv"
+FIELDS = ("source", "strength", "seed", "before", "after", "learned")
 
 
 def example() -> Any:
     """examples/lora_peft.py, whose data and loop these are."""
-    path = Path(__file__).parents[2] / "examples" / "lora_peft.py"
-    spec = importlib.util.spec_from_file_location("lora_peft", path)
+    spec = importlib.util.spec_from_file_location("lora_peft", ROOT / "examples" / "lora_peft.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -46,7 +47,14 @@ def noise(seed: int) -> Batches:
     return [{"input_ids": part, "labels": part} for part in rows.split(16)]
 
 
-def main(steps: int, width: int, strengths: list[float], seed: int) -> None:
+def study(seed: int) -> None:
+    """Every source at every strength, from one model."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import drcl
+    from drcl.integrations.huggingface import self_samples
+
     own = example()
     code = inspect.getsource(argparse) + inspect.getsource(inspect) + inspect.getsource(json)
     python, held_python = own.pieces(code, 0.9)
@@ -54,19 +62,17 @@ def main(steps: int, width: int, strengths: list[float], seed: int) -> None:
     torch.manual_seed(seed)
     base = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=256, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
+            vocab_size=256, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=LENGTH,
         )
     )  # fmt: skip
-    own.learn(base, torch.optim.AdamW(base.parameters(), lr=1e-3), python, 2 * steps)
+    own.learn(base, torch.optim.AdamW(base.parameters(), lr=1e-3), python, 2 * STEPS)
     sources: dict[str, Callable[[Any], Batches]] = {
         "Python that it learned": lambda model: python[: -(-SAMPLES // 16)],
         "its own text": lambda model: self_samples(model, n=SAMPLES, length=LENGTH, seed=seed),
         "random bytes": lambda model: noise(seed),
     }
-    print("| importance from | strength | Python before | Python after | English after |\n|---|---|---|---|---|")
-    cases = [("nothing", 0.0), *((source, strength) for strength in strengths for source in sources)]
-    for source, strength in cases:
+    for source, strength in [("nothing", 0.0), *((s, k) for k in STRENGTHS for s in sources)]:
         torch.manual_seed(seed)
         model = get_peft_model(copy.deepcopy(base), LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
         adam = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -75,16 +81,34 @@ def main(steps: int, width: int, strengths: list[float], seed: int) -> None:
             opt.consolidate(model, sources[source](model))
         retention = drcl.Retention({"Python": held_python, "English": held_english}, learned=["English"])
         before = retention.measure(model, "before")
-        own.learn(model, opt, english, steps)
+        own.learn(model, opt, english, STEPS)
         after = retention.measure(model, "after", opt)
-        numbers = (before["Python"], after["Python"], after["English"])
-        print(f"| {source} | {strength or '–'} | " + " | ".join(f"{x:.3f}" for x in numbers) + " |", flush=True)
+        numbers = {"before": before["Python"], "after": after["Python"], "learned": after["English"]}
+        row = {"source": source, "strength": strength, "seed": seed, **{k: f"{x:.4f}" for k, x in numbers.items()}}
+        print(*row.values(), flush=True)
+        add(RUNS, FIELDS, [row])
+
+
+def markdown() -> str:
+    """Means over seeds."""
+    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows(RUNS):
+        found.setdefault((row["source"], row["strength"]), []).append(row)
+    body = [
+        [source, strength if float(strength) else "–", str(len(same))]
+        + [f"{statistics.fmean(float(row[key]) for row in same):.3f}" for key in FIELDS[3:]]
+        for (source, strength), same in found.items()
+    ]
+    return table(["importance from", "strength", "seeds", "Python before", "Python after", "English after"], body)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    for seed in parser.parse_args().seeds:
+        if str(seed) not in {row["seed"] for row in rows(RUNS)}:
+            study(seed)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=300, help="of the adapter; the model had twice as many")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--strengths", type=float, nargs="+", default=[0.003, 0.03])
-    parser.add_argument("--seed", type=int, default=0)
-    main(**vars(parser.parse_args()))
+    main()

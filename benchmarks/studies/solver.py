@@ -73,7 +73,7 @@ def study(name: str, variant: dict[str, Any], args: argparse.Namespace, plan: di
             args.benchmark, [method], out, budget=args.budget, seed=args.tuning_seed, low=low, high=high, options=given
         )
         best = tuning.best(tuning.run(workers.here))[method]
-        records.add(out / "trials.csv", f"{args.benchmark}/{name}", args.records / "trials.csv")
+        records.add_trials(out / "trials.csv", f"{args.benchmark}/{name}", args.records / "trials.csv")
         strength = best.value
         given = {**given, f"method.{best.key}": best.value}
     configs = [RunConfig.make(args.benchmark, method, seed, given) for seed in args.seeds]

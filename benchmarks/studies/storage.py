@@ -1,6 +1,6 @@
 """What does bfloat16 cost that holds importance and directions? The study behind docs/guide/choosing.md.
 
-    PYTHONPATH=src:. python benchmarks/studies/storage.py [--seeds 0 1 2]
+    python -m benchmarks.studies.storage [--seeds 0 1 2]
 
 runs what results/storage/runs.csv lacks; `make tables` writes the table from it.
 
@@ -11,21 +11,20 @@ without DRCL(storage=torch.bfloat16), all else the same. Judged on validation da
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.studies.records import RESULTS, add, rows
 from benchmarks.studies.untold import SAMPLES, mlp, permuted
 from torch.nn import functional as F
 
 import drcl
 from drcl.directions.basis import Eigenbasis
 
-RUNS = Path(__file__).resolve().parents[2] / "results" / "storage" / "runs.csv"
+RUNS = RESULTS / "storage" / "runs.csv"
 FIELDS = ("form", "storage", "seed", "average", "learned", "bytes", "stored", "at_work")
 FORMS = {"auto": 'directions, `preset="auto"`', "weights": 'single weights, `preset="weights"`'}
 STORAGES = ("float32", "bfloat16")
@@ -74,19 +73,12 @@ def run(form: str, storage: str, seed: int) -> dict[str, Any]:
 # ---- the table
 
 
-def rows() -> list[dict[str, str]]:
-    if not RUNS.exists():
-        return []
-    with RUNS.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def markdown() -> str:
     """Accuracy and bytes by form and storage; the difference is that of the same seeds."""
     head = ["protected", "kept in", "seeds", "bytes per weight", "average", "learned", "cost", "off orthonormal"]
     lines = ["| " + " | ".join(head) + " |", "|---" * 3 + "|---:" * 5 + "|"]
     for form, words in FORMS.items():
-        found = {s: {r["seed"]: r for r in rows() if (r["form"], r["storage"]) == (form, s)} for s in STORAGES}
+        found = {s: {r["seed"]: r for r in rows(RUNS) if (r["form"], r["storage"]) == (form, s)} for s in STORAGES}
         for storage, runs in found.items():
             if not runs:
                 continue
@@ -106,8 +98,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    done = {(row["form"], row["storage"], row["seed"]) for row in rows()}
-    RUNS.parent.mkdir(parents=True, exist_ok=True)
+    done = {(row["form"], row["storage"], row["seed"]) for row in rows(RUNS)}
     for seed in args.seeds:
         for form in FORMS:
             for storage in STORAGES:
@@ -115,12 +106,7 @@ def main() -> None:
                     continue
                 row = run(form, storage, seed)
                 print(*row.values(), flush=True)
-                fresh = not RUNS.exists()
-                with RUNS.open("a", newline="", encoding="utf-8") as file:
-                    table = csv.DictWriter(file, FIELDS, lineterminator="\n")
-                    if fresh:
-                        table.writeheader()
-                    table.writerow(row)
+                add(RUNS, FIELDS, [row])
 
 
 if __name__ == "__main__":

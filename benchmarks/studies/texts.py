@@ -1,6 +1,6 @@
 """A small language model learns one kind of text after another. The study behind docs/transformers.md.
 
-    python benchmarks/studies/texts.py [--forms adamw auto ...] [--seeds 0]
+    python -m benchmarks.studies.texts [--forms adamw auto ...] [--seeds 0]
 
 runs what results/texts/runs.csv lacks; `make tables` writes the table from it. Needs transformers and peft.
 
@@ -14,7 +14,6 @@ for choosing a value. Files, not pieces of files, are split into train, validati
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import itertools
 import statistics
@@ -25,13 +24,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from benchmarks.studies.records import RESULTS, add, rows
 from torch import Tensor, nn
 
 import drcl
 from drcl.retention import measure
 
-ROOT = Path(__file__).resolve().parents[2]
-RUNS = ROOT / "results" / "texts" / "runs.csv"
+RUNS = RESULTS / "texts" / "runs.csv"
 TEXTS = ("python", "english", "c")
 PARTS = ("valid", "test")
 FIELDS = ("form", "value", "seed", "after", "part", *TEXTS)
@@ -97,7 +96,7 @@ def files(text: str) -> Iterator[tuple[str, bytes]]:
             yield path.name if text == "c" else path.relative_to(root).as_posix(), content[:20_000]
 
 
-def rows(text: str, size: Size) -> dict[str, Tensor]:
+def sequences(text: str, size: Size) -> dict[str, Tensor]:
     """Sequences of bytes to train on, to choose by and to judge by: of the files eight, one and one of ten."""
     whole: dict[str, list[bytes]] = {"train": [], "valid": [], "test": []}
     seen = set()
@@ -253,24 +252,14 @@ def run(form: str, value: float, seed: int, data: Any, size: Size, folder: Path)
 # ---- records and trials
 
 
-def records(path: Path = RUNS) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def keep(path: Path, form: str, value: float, seed: int, found: Found) -> None:
-    fresh = not path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if fresh:
-            table.writeheader()
-        for after, parts in found.items():
-            for part, losses in parts.items():
-                row = dict(form=form, value=f"{value:g}" if value else "", seed=seed, after=after, part=part)
-                table.writerow({**row, **{text: f"{losses[text]:.4f}" for text in TEXTS}})
+    case = dict(form=form, value=f"{value:g}" if value else "", seed=seed)
+    new = [
+        {**case, "after": after, "part": part, **{text: f"{losses[text]:.4f}" for text in TEXTS}}
+        for after, parts in found.items()
+        for part, losses in parts.items()
+    ]
+    add(path, FIELDS, new)
 
 
 def scores(kept: list[dict[str, str]], form: str) -> dict[str, float]:
@@ -304,7 +293,7 @@ def study(
     """Trials are made with seed 0; the others take the best value."""
     for seed in seeds:
         for form in ("start", *forms):
-            while (value := planned(records(path), form, seed, trials)) is not None:
+            while (value := planned(rows(path), form, seed, trials)) is not None:
                 found = run(form, value, seed, data, size, folder)
                 keep(path, form, value, seed, found)
                 last = [f"{loss:.3f}" for loss in list(found.values())[-1]["valid"].values()]
@@ -365,7 +354,7 @@ def line(kept: list[dict[str, str]], form: str, words: str, knob: str) -> list[s
 
 def markdown(path: Path = RUNS) -> str:
     """Test loss by form, and the goal's two measures as shares of AdamW's."""
-    kept = records(path)
+    kept = rows(path)
     old = ["Python, then", "English, then", "Python", "English", "C", "mean", "forgetting"]
     head = ["", "chosen", "seeds", *old, "% of AdamW's", "C, % more than AdamW"]
     lines = ["| " + " | ".join(head) + " |", "|---|---" + "|---:" * (len(head) - 2) + "|"]
@@ -388,7 +377,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/texts"), help="where models after Python are kept")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    data = {text: rows(text, Size()) for text in TEXTS}
+    data = {text: sequences(text, Size()) for text in TEXTS}
     study(args.forms, args.seeds, args.trials, data, Size(), RUNS, args.out)
 
 

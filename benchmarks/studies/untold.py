@@ -1,6 +1,6 @@
 """How much is lost by not choosing a strength? The study behind docs/how/units.md.
 
-    python benchmarks/studies/untold.py [--problems mlp-256 ...] [--seeds 0 1 2]
+    python -m benchmarks.studies.untold [--problems mlp-256 ...] [--seeds 0 1 2]
 
 runs what results/untold/runs.csv lacks; `make tables` writes the table from it.
 
@@ -13,16 +13,15 @@ touched.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from benchmarks.studies.records import RESULTS, add, rows
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -30,7 +29,7 @@ from torch.nn import functional as F
 import drcl
 from drcl.splitting import auto
 
-RUNS = Path(__file__).resolve().parents[2] / "results" / "untold" / "runs.csv"
+RUNS = RESULTS / "untold" / "runs.csv"
 FIELDS = ("problem", "form", "seed", "average", "learned")
 PULLS = (40, 150, 600)
 FORMS = ("fine-tuning", "auto", *(f"k={k}" for k in PULLS), "directions", "weights")
@@ -163,18 +162,11 @@ def run(problem: str, form: str, seed: int) -> dict[str, Any]:
 # ---- the table
 
 
-def rows() -> list[dict[str, str]]:
-    if not RUNS.exists():
-        return []
-    with RUNS.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def markdown() -> str:
     """Average accuracy after the last task by form; in bold what nobody had to choose, and its regret."""
     found: dict[tuple[str, str], list[float]] = {}
     learned: dict[str, list[float]] = {}
-    for row in rows():
+    for row in rows(RUNS):
         found.setdefault((row["problem"], row["form"]), []).append(float(row["average"]))
         if row["form"] == "auto":
             learned.setdefault(row["problem"], []).append(float(row["learned"]))
@@ -204,8 +196,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    done = {(row["problem"], row["form"], row["seed"]) for row in rows()}
-    RUNS.parent.mkdir(parents=True, exist_ok=True)
+    done = {(row["problem"], row["form"], row["seed"]) for row in rows(RUNS)}
     for seed in args.seeds:
         for problem in args.problems:
             for form in args.forms:
@@ -213,12 +204,7 @@ def main() -> None:
                     continue
                 row = run(problem, form, seed)
                 print(*row.values(), flush=True)
-                fresh = not RUNS.exists()
-                with RUNS.open("a", newline="", encoding="utf-8") as file:
-                    table = csv.DictWriter(file, FIELDS, lineterminator="\n")
-                    if fresh:
-                        table.writeheader()
-                    table.writerow(row)
+                add(RUNS, FIELDS, [row])
 
 
 if __name__ == "__main__":

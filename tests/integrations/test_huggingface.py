@@ -87,6 +87,7 @@ def test_it_is_the_loop_by_hand_bit_for_bit(tmp_path, way, anchor):
     made = trainer(tmp_path, [kept], collator, save_strategy="no", **plain)
     made.model_accepts_loss_kwargs = False  # the mean of a batch, as the model gives it
     made.train()
+    assert kept.optimizer.progress.horizon == STEPS  # told by the Trainer
     model = language_model()
     opt = DRCL.around(torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0), **kept.task.options)
     opt.protect(model, anchor)

@@ -64,6 +64,7 @@ def fit(made, module, **more):
 def test_it_is_the_loop_by_hand_bit_for_bit(tmp_path, way, anchor):
     kept, module = Continual(anchor=anchor, **{**WAYS[way], "normalise": "task"}), Module()
     fit(trainer(tmp_path, [kept]), module)
+    assert kept.optimizer.progress.horizon == 14  # told by the trainer
     model = Module()
     inner = torch.optim.AdamW(model.parameters(), lr=0.05)
     opt, scheduler = DRCL.around(inner, **kept.task.options), torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)

@@ -31,6 +31,17 @@ def test_the_optimizer_inside_wrappers():
     assert inside(torch.optim.SGD(mlp().parameters(), lr=1)) is None
 
 
+@pytest.mark.parametrize(("steps", "horizon"), [(40, 40), (40.0, 40), (None, 0), (float("inf"), 0), (0, 0)], ids=str)
+def test_the_number_of_steps_is_passed_on(steps, horizon):
+    model = mlp()
+    kept = Continues(old=task(0))
+    opt = kept.task.around(torch.optim.AdamW(model.named_parameters(), lr=0.05))
+    kept.task.begin(model, opt, resumed=False, steps=steps)
+    assert opt.progress.horizon == horizon
+    kept.task.begin(model, opt, resumed=True, steps=1)  # what a checkpoint says stays
+    assert opt.progress.horizon == horizon
+
+
 @pytest.mark.parametrize("count", [3, 4])
 def test_a_proposal_that_is_not_finished_is_deployed_at_the_end(count):
     model, opt, kept = begun()

@@ -31,7 +31,7 @@ def gathered(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Two thin factors and the importance of their product; an optimizer has the parameters, an anchor copies."""
+    """Two thin factors, and the importance of their product. In an anchor the factors are copies."""
 
     a: Tensor  # [r, inputs]
     b: Tensor  # [outputs, r]
@@ -42,16 +42,16 @@ class Adapter:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the product, as the weight has it."""
+        """The shape of the product, which is also the weight's."""
         rows, columns = thin(self.a, self.b, self.turned)
         return rows.shape[0], columns.shape[0]
 
     def product(self) -> Tensor:
-        """s B A as the weight has it, in whole."""
+        """The whole product s B A, in the shape of the weight."""
         return product(self.a, self.b, self.scale, self.turned)
 
     def importance(self) -> tuple[Tensor, Tensor]:
-        """What the product's importance makes of each weight of A and of B, for reports."""
+        """The importance of each weight of A and of B that follows from the product's, for reports."""
         whole = self.basis.at_work(importance_dtype(self.a)).diagonal()[0][0, 0]
         rows, columns = (t.to(whole.dtype).square() for t in thin(*gathered(self.a, self.b), self.turned))
         left, right = whole @ columns * self.scale**2, whole.mT @ rows * self.scale**2
@@ -101,7 +101,7 @@ class Pair:
     b: nn.Parameter
     scale: float
     turned: bool
-    merged: bool  # for now the weight has the product in it
+    merged: bool  # whether the weight includes the product at the moment
 
     def sketch(self) -> Tensor:
         """The weight times a random vector, always the same one: enough to tell whether the weight has changed."""
@@ -121,7 +121,7 @@ class Pair:
         return Adapter(self.a, self.b, self.scale, self.turned, self.sketch(), basis)
 
     def like(self, saved: Adapter, dtype: torch.dtype) -> Adapter:
-        """With copies of the importance of another that stands for the same product."""
+        """These factors with copies of the importance of another adapter that has the same product."""
         made = replace(saved, scale=self.scale, sketch=self.sketch())
         return cast(made, self.a, self.b, dtype)
 
@@ -143,7 +143,7 @@ class Pair:
 
     @torch.no_grad()
     def take(self, saved: Adapter) -> None:
-        """Put the saved product into the adapter: nothing, where the weight has it already."""
+        """Put the saved product into the adapter; if the weight already includes it, make the adapter zero."""
         down, up = (t.clone() for t in gathered(self.a, self.b))
         up.zero_()
         if not self.has_merged(saved):

@@ -244,7 +244,7 @@ class Eigenbasis:
 
 
 def orthonormal(directions: Tensor) -> Tensor:
-    """The nearest orthonormal columns of some that are so but for the rounding to 16 bits, by Newton's iteration."""
+    """Columns that rounding to 16 bits made slightly oblique, orthonormal again, by Newton's iteration."""
     for _ in range(2):
         directions = 1.5 * directions - 0.5 * directions @ (directions.mT @ directions)
     return directions

@@ -59,7 +59,9 @@ class Continual(Continues, TrainerCallback):
             if saved is not None:
                 found.load_state_dict(saved)
         past = [entry["retention"] for entry in state.log_history if "retention" in entry]
-        self.task.begin(things["model"], found, resumed=state.global_step > 0, measured=past[-1] if past else None)
+        self.task.begin(
+            things["model"], found, state.global_step > 0, measured=past[-1] if past else None, steps=state.max_steps
+        )
         self._log(state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **things: Any) -> None:

@@ -38,7 +38,8 @@ class Continual(Continues, pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         found = inside(trainer.optimizers[0])
         assert found is not None
-        self.task.begin(pl_module, found, resumed=trainer.ckpt_path is not None, measured=self._measured)
+        resumed, steps = trainer.ckpt_path is not None, trainer.estimated_stepping_batches
+        self.task.begin(pl_module, found, resumed, measured=self._measured, steps=steps)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         self.optimizer.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -70,9 +71,17 @@ class Task:
         return kind.around(optimizer, **self.options)
 
     def begin(
-        self, model: nn.Module, optimizer: DRCL, resumed: bool, measured: Mapping[str, Any] | None = None
+        self,
+        model: nn.Module,
+        optimizer: DRCL,
+        resumed: bool,
+        measured: Mapping[str, Any] | None = None,
+        steps: float | None = None,
     ) -> None:
-        """Before the first step: protect, unless a checkpoint already did, and measure."""
+        """Before the first step: protect, unless a checkpoint already did, and measure.
+
+        `steps`: how many the trainer will take, for strength="auto".
+        """
         check_model(model, "begin(model, optimizer)")
         if self.begun and optimizer is not self._optimizer:
             raise RuntimeError("this callback has finished its task; make a new one for the next, with anchor= or old=")
@@ -87,6 +96,8 @@ class Task:
                 optimizer.protect(model, self.anchor)
             elif self.old is not None:
                 optimizer.consolidate(model, self.old, self.importance, self.forward)
+            if steps is not None and 0 < steps < math.inf:
+                optimizer.progress.horizon = int(steps)
         if self.retention is not None and measured is not None and resumed:
             self.retention.load(measured)
         elif not self.begun:

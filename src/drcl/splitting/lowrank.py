@@ -30,14 +30,14 @@ def check(optimizer: DRCL, factors: Collection[Tensor]) -> None:
     prox = optimizer.solver.prox
     if Penalty(prox, 1.0, 1.0).mix is None:
         raise ValueError(
-            f"prox={prox!r} works only on single weights, but of adapters the product is held; use prox='l1', 'l2' or "
-            "'elastic'"
+            f"prox={prox!r} works only on single weights, but adapters are held by their product; use prox='l1', "
+            "'l2' or 'elastic'"
         )
     for index, group in enumerate(optimizer.param_groups):
         if group["stable"] is not None and any(p in factors for p in group["params"]):
             raise ValueError(
-                f"group {index}: stable={group['stable']!r} counts weights that stay in place, but of adapters the "
-                "product is held, which has no weights of its own; use strength= instead"
+                f"group {index}: stable={group['stable']!r} counts weights that stay in place, but adapters are held "
+                "by their product, which has no weights of its own; use strength= instead"
             )
 
 
@@ -85,7 +85,7 @@ def of_factors(held: Mapping[str, Adapter], named: Mapping[str, nn.Parameter]) -
 
 
 def anchored(optimizer: DRCL, adapter: Adapter) -> Adapter:
-    """A copy with the factors that are protected; gathered from processes it comes to the CPU."""
+    """A copy with the protected factors; sharded factors are gathered on the CPU."""
     kept = [optimizer.state[p]["anchor"] for p in (adapter.a, adapter.b)]
     a, b = (sharding.full(t).cpu() if sharding.is_sharded(t) else t.clone() for t in kept)
     return cast(adapter, a, b, importance_dtype(adapter.a))
@@ -109,7 +109,7 @@ def settle(optimizer: DRCL) -> None:
 
 
 def _settle(optimizer: DRCL, adapter: Adapter, where: dict[Tensor, tuple[dict[str, Any], float]]) -> None:
-    """Of sharded factors every process gathers both, solves for all rows and keeps its own."""
+    """If factors are sharded, every process gathers both, solves for all rows and keeps its own."""
     reflect = optimizer.solver.splitting != "forward-backward"
     states = [optimizer.state[p] for p in (adapter.a, adapter.b)]
     arrived = gathered(adapter.a, adapter.b)
@@ -145,7 +145,7 @@ def _settle(optimizer: DRCL, adapter: Adapter, where: dict[Tensor, tuple[dict[st
 
 
 def _sides(basis: Eigenbasis, turned: bool, *points: Sequence[Tensor]) -> tuple[Side, Side]:
-    """Rows and columns of the product, each from where it starts, with what is asked and its anchor."""
+    """Both factors of the product: where each starts, what is proposed for it, and its anchor."""
     rows, columns = zip(*(thin(a, b, turned) for a, b in points))
     return Side(basis.outputs, *rows), Side(basis.inputs, *columns)
 
