@@ -79,4 +79,23 @@ def ranks() -> str:
     return table([*head, "backward transfer there, points", "seeds there"], body)
 
 
-TABLES = {"pairs": pairs, "ranks": ranks}
+HELD = {
+    "sgd": "plain SGD",
+    "forward-backward": "strength tuned",
+    "stable-50": "`stable=0.5`",
+    "stable-80": "`stable=0.8`",
+    "stable-95": "`stable=0.95`",
+}
+
+
+def stable() -> str:
+    """Accuracy when a share of the weights is held, and how many stayed within 5 per cent of where they were."""
+    there = {name: solver_rows(name) for name in BENCHMARKS}
+    body = [
+        [words, *(f"{spread(rows[variant])} ({float(rows[variant]['within']):.0f} % stayed)" for rows in there.values())]
+        for variant, words in HELD.items()
+    ]
+    return table(["average accuracy, %", *BENCHMARKS.values()], body)
+
+
+TABLES = {"pairs": pairs, "ranks": ranks, "stable": stable}

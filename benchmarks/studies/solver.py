@@ -52,7 +52,7 @@ COLUMNS = [
 def options(plan: dict[str, Any], benchmark: str, variant: dict[str, Any]) -> dict[str, Any]:
     """The options of the variant's runs; `rounds` is measured in the benchmark's own length."""
     own = {k: v for k, v in variant.items() if k not in ("about", "method", "fixed", "range", "rounds")}
-    if variant.get("method", "drcl").startswith("drcl") and "preset" not in own:
+    if variant.get("method", "drcl") in ("drcl", "drcl-kronecker") and "preset" not in own:
         own = {"normalise": "global", "rank": "none", **own}  # the base of the study; today's defaults came out of it
     given = {**plan["benchmark"][benchmark], **own}
     made = RunConfig.make(benchmark, variant.get("method", "drcl"), 0, given).make_benchmark()
