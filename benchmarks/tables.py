@@ -22,6 +22,7 @@ from benchmarks.studies import (
     compared,
     methods,
     norms,
+    pictures,
     questions,
     reproduced,
     self_samples,
@@ -44,6 +45,7 @@ MARK = re.compile(r"<!-- table: (?P<name>[\w -]+) -->\n(?P<text>.*?)<!-- end -->
 TABLES: dict[str, Callable[[], str]] = {
     "capacity": capacity.markdown,
     "methods": methods.markdown,
+    "pictures": pictures.markdown,
     "reliability": figures.table,
     "self-samples": self_samples.markdown,
     "storage": storage.markdown,

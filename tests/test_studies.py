@@ -5,7 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from benchmarks.studies import methods, norms, questions, records, reproduced, solver, storage
+from benchmarks.studies import methods, norms, pictures, questions, records, reproduced, solver, storage
 
 from drcl.lab.runs.read import find
 
@@ -187,3 +187,27 @@ def test_a_table_of_storage_compares_the_same_seeds(tmp_path, monkeypatch):
     assert plain.split(" | ")[1:7] == ["float32", "2", "20.0", "92.0", "95.0", ""]
     # The seeds lost 1.0 and won 0.5.
     assert half.split(" | ")[1:7] == ["bfloat16", "2", "20.0", "91.8", "95.0", "0.2"]
+
+
+def test_a_table_of_pictures_has_the_regret_and_only_complete_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "RUNS", tmp_path / "runs.csv")
+    lines = [(form, seed, 60 + 10 * number + seed) for number, form in enumerate(pictures.FORMS) for seed in (0, 1)]
+    case = {"problem": "cifar10", "optimizer": "SGD", "learned": 90}
+    records.add(pictures.RUNS, pictures.FIELDS, [{**case, "form": f, "seed": s, "average": a} for f, s, a in lines])
+    records.add(pictures.RUNS, pictures.FIELDS, [{**case, "optimizer": "Adam", "form": "auto", "average": 50}])
+    *_, row, last = pictures.markdown().splitlines()
+    assert row == "| CIFAR-10, 5 tasks, AlexNet | SGD | 2 | 60.5 | **70.5** | 90.0 | 100.5 (0.03) | 30.0 |"
+    assert last.endswith("| mean 30.0, worst 30.0 |")
+    assert pictures.markdown().count("AlexNet") == 1
+
+
+def test_pictures_are_judged_on_validation_data(monkeypatch):
+    seen = []
+    monkeypatch.setattr(pictures, "execute", lambda config, directory: seen.append(config))
+    monkeypatch.setattr(pictures.Run, "read", lambda directory: SimpleNamespace(value=lambda key: 0.5))
+    for problem in pictures.PROBLEMS:
+        for form in pictures.FORMS:
+            for optimizer in pictures.OPTIMIZERS:
+                assert pictures.run(problem, optimizer, form, 7)["average"] == "50.00"
+    assert {config.make_training().evaluate_on for config in seen} == {"valid"}
+    assert {config.seed for config in seen} == {7}

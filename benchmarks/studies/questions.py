@@ -91,10 +91,10 @@ HELD = {
 def stable() -> str:
     """Accuracy when a share of the weights is held, and how many stayed within 5 per cent of where they were."""
     there = {name: solver_rows(name) for name in BENCHMARKS}
-    body = [
-        [words, *(f"{spread(rows[variant])} ({float(rows[variant]['within']):.0f} % stayed)" for rows in there.values())]
-        for variant, words in HELD.items()
-    ]
+    body = []
+    for variant, words in HELD.items():
+        cells = [(spread(rows[variant]), float(rows[variant]["within"])) for rows in there.values()]
+        body.append([words, *(f"{accuracy} ({within:.0f} % stayed)" for accuracy, within in cells)])
     return table(["average accuracy, %", *BENCHMARKS.values()], body)
 
 
