@@ -5,7 +5,7 @@
 runs what results/self-samples/runs.csv lacks; `make tables` writes the table from it.
 
 A Llama of two layers learns Python's source, byte by byte; an adapter of rank 8 then learns English with AdamW inside
-drcl, preset="directions". What to keep is measured on 200 sequences: Python that it learned, its own text, or bytes
+drcl. What to keep is measured on 200 sequences: Python that it learned, its own text, or bytes
 drawn at random. Needs transformers and peft; minutes on one core.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.studies.records import RESULTS, ROOT, add, rows, table
 Batches = list[dict[str, torch.Tensor]]
 SAMPLES, LENGTH, WIDTH = 200, 64, 64
 STEPS = 300  # of the adapter; the model has had twice as many
-STRENGTHS = (0.003, 0.03)
+STRENGTHS = ("auto", 0.003, 0.03)  # drcl as it comes, and preset="directions"
 RUNS = RESULTS / "self-samples" / "runs.csv"
 FIELDS = ("source", "strength", "seed", "before", "after", "learned")
 
@@ -72,11 +72,13 @@ def study(seed: int) -> None:
         "its own text": lambda model: self_samples(model, n=SAMPLES, length=LENGTH, seed=seed),
         "random bytes": lambda model: noise(seed),
     }
-    for source, strength in [("nothing", 0.0), *((s, k) for k in STRENGTHS for s in sources)]:
+    cases: list[tuple[str, Any]] = [("nothing", 0.0), *((s, k) for k in STRENGTHS for s in sources)]
+    for source, strength in cases:
         torch.manual_seed(seed)
         model = get_peft_model(copy.deepcopy(base), LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
         adam = torch.optim.AdamW(model.parameters(), lr=2e-3)
-        opt = drcl.DRCL.around(adam, preset="directions", strength=strength)
+        found = {"horizon": STEPS} if strength == "auto" else {"preset": "directions", "strength": strength}
+        opt = drcl.DRCL.around(adam, **found)
         if source in sources:
             opt.consolidate(model, sources[source](model))
         retention = drcl.Retention({"Python": held_python, "English": held_english}, learned=["English"])
@@ -95,7 +97,7 @@ def markdown() -> str:
     for row in rows(RUNS):
         found.setdefault((row["source"], row["strength"]), []).append(row)
     body = [
-        [source, strength if float(strength) else "–", str(len(same))]
+        [source, "–" if source == "nothing" else strength, str(len(same))]
         + [f"{statistics.fmean(float(row[key]) for row in same):.3f}" for key in FIELDS[3:]]
         for (source, strength), same in found.items()
     ]

@@ -196,7 +196,7 @@ def test_what_else_is_refused():
     model = adapted()
     with pytest.raises(ValueError, match="PathIntegral would measure the factors"):
         around(model).consolidate(model, task(0), PathIntegral())
-    with pytest.raises(ValueError, match=r"prox=Box\(\) works only on single weights, but of adapters"):
+    with pytest.raises(ValueError, match=r"prox=Box\(\) works only on single weights, but adapters"):
         DRCL(model.parameters(), prox="box").consolidate(model, task(0), Fisher(samples=8))
     with pytest.raises(ValueError, match=r"group 0: stable=0\.5 counts weights that stay in place"):
         DRCL(model.parameters(), stable=0.5).consolidate(model, task(0), Fisher(samples=8))

@@ -9,6 +9,7 @@ from tests.tasks import closure_on, fit, task
 from torch import nn
 
 from drcl import DRCL, Fisher, Kronecker
+from drcl.splitting import auto
 from drcl.splitting.lowrank import factors
 
 OPTIMIZERS = {
@@ -56,6 +57,28 @@ def test_it_ends_where_loss_and_penalty_balance(kind):
     left = max(float((g + h).norm()) for g, h in zip(*slopes))
     assert left < 0.003 * size
     assert opt.penalty() == pytest.approx(whole_penalty(opt, 0.3).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("price", [10.0, 1e6], ids=["weak", "strong"])
+def test_an_automatic_strength_around_adam_does_not_depend_on_the_scale_of_the_loss(price, monkeypatch):
+    """Adam cancels the scale, so the hold must too, whether it comes from the length of the task or from the price."""
+    monkeypatch.setattr(auto, "PRICE", price)
+    found = []
+    for scale in (1.0, 1000.0):
+        model, opt, ((x, y),) = problem("adam", "auto", normalise="none")
+        (before,) = products(model)
+        for _ in range(40):
+            opt.zero_grad()
+            (scale * nn.functional.cross_entropy(model(x), y)).backward()
+            opt.step()
+        opt.eval()
+        found.append(products(model)[0] - before)
+    free, opt, ((x, y),) = problem("adam", 0.0)
+    (before,) = products(free)
+    fit(free, opt, [(x, y)], 40)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-6)
+    share = float(found[0].norm() / (products(free)[0] - before).norm())
+    assert share < 0.01 if price > 1e3 else 0.1 < share < 1
 
 
 @pytest.mark.parametrize("estimator", [Fisher(samples=40), Kronecker(samples=40)])

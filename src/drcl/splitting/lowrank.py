@@ -15,7 +15,9 @@ from drcl.directions.adapters import Adapter, Pair, cast, gathered, pairs, thin
 from drcl.directions.basis import Eigenbasis
 from drcl.directions.lowrank import Product, Side
 from drcl.importance.base import importance_dtype
+from drcl.options import AUTO
 from drcl.prox import Penalty
+from drcl.splitting import auto
 from drcl.splitting.stability import penalty_of
 from drcl.splitting.step_size import Sizes, told_by_groups
 
@@ -102,13 +104,27 @@ def settle(optimizer: DRCL) -> None:
         for p in group["params"]
         if optimizer.holds(group, p)
     }
+    scales = {id(group): _scale(optimizer, group, gamma) for group, gamma in where.values()}
     for adapter in adapters.values():
         both = [adapter.a, adapter.b]
         if all(p in where for p in both) and any("start" in optimizer.state[p] for p in both):
-            _settle(optimizer, adapter, where)
+            _settle(optimizer, adapter, where, scales)
 
 
-def _settle(optimizer: DRCL, adapter: Adapter, where: dict[Tensor, tuple[dict[str, Any], float]]) -> None:
+def _scale(optimizer: DRCL, group: dict[str, Any], gamma: float) -> Tensor | float:
+    """What a strength is multiplied by: with "auto", step sizes that an optimizer such as Adam takes have mean one."""
+    if group["strength"] != AUTO or told_by_groups(optimizer):
+        return 1.0
+    strength = penalty_of(optimizer, group, 1.0).strength
+    return Sizes(optimizer, gamma, 0.0, group, auto.price(optimizer) / strength if strength else 0.0).mean
+
+
+def _settle(
+    optimizer: DRCL,
+    adapter: Adapter,
+    where: dict[Tensor, tuple[dict[str, Any], float]],
+    scales: dict[int, Tensor | float],
+) -> None:
     """If factors are sharded, every process gathers both, solves for all rows and keeps its own."""
     reflect = optimizer.solver.splitting != "forward-backward"
     states = [optimizer.state[p] for p in (adapter.a, adapter.b)]
@@ -124,6 +140,8 @@ def _settle(optimizer: DRCL, adapter: Adapter, where: dict[Tensor, tuple[dict[st
         z = asked
     else:
         basis = adapter.basis.at_work(importance_dtype(adapter.a))
+        basis = dataclasses.replace(basis, eigenvalues=(basis.eigenvalues + penalty.damping) * scales[id(group)])
+        penalty = dataclasses.replace(penalty, damping=0.0)
         sides = _sides(basis, adapter.turned, starts, asked, anchors)
         for p, side in zip((adapter.a, adapter.b), sides[::-1] if not adapter.turned else sides):
             metric = _metric(optimizer, p, where[p][1]) if "start" in optimizer.state[p] else None
