@@ -109,10 +109,32 @@ def test_every_form_runs_and_a_second_call_has_nothing_to_do(tmp_path, data, mon
     texts.study(texts.FORMS, [0], 2, data, TINY, path, tmp_path)
     kept = texts.rows(path)
     for form, about in texts.FORMS.items():
+        if form == "preset":  # is the first trial of directions
+            continue
         mine = [row for row in kept if row["form"] == form and row["after"] == "c"]
         assert [row["part"] for row in mine] == list(texts.PARTS) * (2 if about.knob else 1), form
     monkeypatch.setattr(texts, "run", None)
     texts.study(texts.FORMS, [0], 2, data, TINY, path, tmp_path)
+
+
+def test_another_seed_has_the_tuned_strength_and_the_presets_own():
+    kept = [
+        {
+            "form": "directions",
+            "value": value,
+            "seed": "0",
+            "after": "c",
+            "part": "valid",
+            **dict.fromkeys(texts.TEXTS, x),
+        }
+        for value, x in (("0.003", 2.0), ("0.03", 1.0))
+    ]
+    assert texts.planned(kept, "preset", 0, 2) is None
+    assert texts.planned(kept, "directions", 1, 2) == 0.03
+    assert texts.planned(kept, "preset", 1, 2) == 0.003
+    kept.append({"form": "directions", "value": "0.003", "seed": "1", "after": "c", "part": "test"})
+    assert texts.planned(kept, "directions", 1, 2) == 0.03
+    assert texts.planned(kept, "preset", 1, 2) is None
 
 
 def test_every_form_starts_from_the_same_model(tmp_path, data):

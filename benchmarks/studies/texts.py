@@ -70,6 +70,7 @@ FORMS: dict[str, Form] = {
     "lora": Form("LoRA", "lr", 3e-3, 1 / 3),
     "lora-auto": Form("LoRA inside drcl, as it comes"),
     "directions": Form("drcl directions, tuned", "strength", 3e-3),
+    "preset": Form('drcl, `preset="directions"` as it comes'),  # the first trial of directions
 }
 
 
@@ -294,8 +295,9 @@ def study(
     for seed in seeds:
         for form in ("start", *forms):
             while (value := planned(rows(path), form, seed, trials)) is not None:
-                found = run(form, value, seed, data, size, folder)
-                keep(path, form, value, seed, found)
+                made = "directions" if form == "preset" else form
+                found = run(made, value, seed, data, size, folder)
+                keep(path, made, value, seed, found)
                 last = [f"{loss:.3f}" for loss in list(found.values())[-1]["valid"].values()]
                 print(form, f"{value:g}", f"seed {seed}, validation:", *last, flush=True)
 
@@ -304,9 +306,11 @@ def planned(kept: list[dict[str, str]], form: str, seed: int, trials: int) -> fl
     """The value of the next run of a form, or None if there is nothing left to do."""
     if form in FORMS and FORMS[form].knob and seed == 0:
         return next_value(scores(kept, form), FORMS[form], trials)
-    if any(r["form"] == form and r["seed"] == str(seed) for r in kept):
-        return None
     chosen = best(kept, "lora" if form == "lora-auto" else form)  # its learning rate is that of LoRA
+    if form == "preset":
+        form, chosen = "directions", f"{FORMS['directions'].first:g}"
+    if any((r["form"], r["value"], r["seed"]) == (form, chosen or "", str(seed)) for r in kept):
+        return None
     if form in FORMS and FORMS[form].knob and not chosen:
         return None
     return float(chosen or 0.0)
@@ -361,9 +365,7 @@ def markdown(path: Path = RUNS) -> str:
     before = losses(kept, "start", "python")
     begun = [mean(s[t] for s in before.values()) for t in TEXTS]
     lines.append("| " + " | ".join(["the start", "", str(len(before)), "", "", *begun, "", "", "", ""]) + " |")
-    # The first trial of directions is the preset's own strength, so that it is a row without any trial too.
-    shown = {**FORMS, "preset": Form('drcl, `preset="directions"` as it comes')}
-    for form, (words, knob, *_) in shown.items():
+    for form, (words, knob, *_) in FORMS.items():
         if losses(kept, form, "c"):
             lines.append("| " + " | ".join(line(kept, form, words, knob)) + " |")
     return "\n".join(lines)
