@@ -41,7 +41,7 @@ def learn(model, opt, batches, steps):
         opt.step()
 
 
-def main(steps, width, strength, samples):
+def main(steps, width, samples):
     code = inspect.getsource(argparse) + inspect.getsource(inspect) + inspect.getsource(json)
     (python, held_python), (english, held_english) = pieces(code, 0.9), pieces("\n".join(topics.values()), 0.5)
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def main(steps, width, strength, samples):
         model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
         opt = torch.optim.AdamW(model.parameters(), lr=2e-3)
         if title != "LoRA":
-            opt = DRCL.around(opt, preset="directions", strength=strength)
+            opt = DRCL.around(opt)
             opt.consolidate(model, self_samples(model, n=samples, length=LENGTH))
         probes = {"Python": held_python, "English": held_english}
         retention = Retention(probes, learned=["English"], title=f"{title}: cross entropy")
@@ -75,6 +75,5 @@ if __name__ == "__main__":
         "--steps", type=int, default=300, help="optimizer steps of the adapter; the model had twice as many"
     )
     parser.add_argument("--width", type=int, default=64, help="width of the model")
-    parser.add_argument("--strength", type=float, default=0.003, help="how strongly the old is held")
     parser.add_argument("--samples", type=int, default=200, help="that the model writes to measure what it can do")
     main(**vars(parser.parse_args()))
