@@ -255,7 +255,13 @@ def test_delta_is_the_derivative_by_the_outputs(tasks, memory):
         model.weight.grad = n * torch.outer(delta, x[0])
         opt.step()
     assert opt.progress.slope == pytest.approx(float(delta.square().sum()) * (1 + 4) / 2)
-    assert auto.price(opt) == pytest.approx(auto.PRICE * math.sqrt(opt.progress.slope))
+
+
+@pytest.mark.parametrize(("delta", "price"), [(0.0, 0.0), (0.01, 0.4), (0.1, 2.0), (0.3, 2.0), (1.0, 5.0), (1e3, 5e3)])
+def test_the_price_is_in_units_of_the_loss_within_limits(delta, price):
+    opt = DRCL([("w", nn.Parameter(torch.zeros(2)))], lr=0.1)
+    opt.progress.slope = delta**2
+    assert auto.price(opt) == pytest.approx(price)
 
 
 def test_where_it_binds_the_minimiser_is_that_of_the_loss_and_the_price():

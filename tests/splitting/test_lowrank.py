@@ -59,10 +59,11 @@ def test_it_ends_where_loss_and_penalty_balance(kind):
     assert opt.penalty() == pytest.approx(whole_penalty(opt, 0.3).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("price", [10.0, 1e6], ids=["weak", "strong"])
+@pytest.mark.parametrize("price", [0.0, 10.0, 1e6])
 def test_an_automatic_strength_around_adam_does_not_depend_on_the_scale_of_the_loss(price, monkeypatch):
-    """Adam cancels the scale, so the hold must too, whether it comes from the length of the task or from the price."""
-    monkeypatch.setattr(auto, "PRICE", price)
+    """Adam cancels the scale. So must the hold, whether it comes from the length of the task or from delta's price."""
+    monkeypatch.setattr(auto, "PRICE", float("inf"))
+    monkeypatch.setattr(auto, "MOST", price)
     found = []
     for scale in (1.0, 1000.0):
         model, opt, ((x, y),) = problem("adam", "auto", normalise="none")

@@ -17,12 +17,17 @@ network that every new task needs completely is held less.
 But the strength never falls below a price: what the new loss must fall by to pay for moving the old outputs by one unit
 squared. The price does not depend on the steps: where loss + strength * penalty is smallest, k plays no part. A long
 task that pulls hard moves the old outputs as far as a low price lets it, and room does not see that. The price is
-`PRICE` times delta, the size of the loss's derivative with respect to an output. Since a gradient is J^T delta and
-importance is the mean square of J,
+`PRICE`, in units of the loss. A cross entropy rises by about half of a squared change of its outputs, so at a price of
+one the old losses would count as much as the new one.
+
+This takes the loss to be a mean over samples, as the losses of torch are. For a loss on another scale the price is kept
+within `LEAST` and `MOST` times delta, the size of the loss's derivative with respect to the outputs. Since a gradient is
+J^T delta and importance is the mean square of J,
 
     delta^2 = sum of g^2  over  sum of s in one task,
 
-over everything that is held. So a loss multiplied by a thousand has a thousand times the price, and nothing changes.
+over everything that is held. Averaging over a batch makes it smaller, the more so the larger the batch; so delta says
+what scale the loss has, and no more.
 """
 
 from __future__ import annotations
@@ -47,7 +52,8 @@ PULL = 75.0
 ROOM = 0.25
 BELIEF = 0.5  # the weight of what the first gradients say, against PULL
 LESS, MORE = 64.0, 256.0  # the first gradients may lower k by at most LESS and raise it by at most MORE
-PRICE = 10.0  # of a change of the old outputs, in units of delta
+PRICE = 2.0  # of a change of the old outputs, in units of the loss
+LEAST, MOST = 5.0, 40.0  # limits of the price, in units of delta
 WATCHED = 16  # how many first gradients of a task are measured
 UNKNOWN = 1000  # steps of a task, if nothing is known of the last one
 # Importance is sorted into half octaves from 2^-40 to 2^24; weights that are free or have none go into the first.
@@ -129,7 +135,8 @@ def pull(energy: list[float]) -> float:
 
 def price(optimizer: DRCL) -> float:
     """What the new loss must fall by to pay for moving the old outputs by one unit squared."""
-    return PRICE * math.sqrt(optimizer.progress.slope)
+    delta = math.sqrt(optimizer.progress.slope)
+    return min(max(PRICE, LEAST * delta), MOST * delta)
 
 
 def strength(optimizer: DRCL, group: dict[str, Any]) -> float:
