@@ -53,7 +53,7 @@ ROOM = 0.25
 BELIEF = 0.5  # the weight of what the first gradients say, against PULL
 LESS, MORE = 64.0, 256.0  # the first gradients may lower k by at most LESS and raise it by at most MORE
 PRICE = 2.0  # of a change of the old outputs, in units of the loss
-LEAST, MOST = 5.0, 40.0  # limits of the price, in units of delta
+LEAST, MOST = 5.0, 100.0  # limits of the price, in units of delta
 WATCHED = 16  # how many first gradients of a task are measured
 UNKNOWN = 1000  # steps of a task, if nothing is known of the last one
 # Importance is sorted into half octaves from 2^-40 to 2^24; weights that are free or have none go into the first.
