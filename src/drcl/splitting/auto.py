@@ -21,8 +21,8 @@ task that pulls hard moves the old outputs as far as a low price lets it, and ro
 one the old losses would count as much as the new one.
 
 This takes the loss to be a mean over samples, as the losses of torch are. For a loss on another scale the price is kept
-within `LEAST` and `MOST` times delta, the size of the loss's derivative with respect to the outputs. Since a gradient is
-J^T delta and importance is the mean square of J,
+within `LEAST` and `MOST` times delta, the size of the loss's derivative with respect to the outputs. Since a gradient
+is J^T delta and importance is the mean square of J,
 
     delta^2 = sum of g^2  over  sum of s in one task,
 
