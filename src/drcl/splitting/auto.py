@@ -43,7 +43,7 @@ from drcl.directions.coordinates import Coordinates
 from drcl.importance.accumulation import keep_of
 from drcl.importance.base import importance_dtype
 from drcl.options import AUTO
-from drcl.splitting.step_size import rate, told_by_groups
+from drcl.splitting.step_size import Sizes, rate, told_by_groups
 
 if TYPE_CHECKING:
     from drcl.optimizer import DRCL
@@ -137,6 +137,16 @@ def price(optimizer: DRCL) -> float:
     """What the new loss must fall by to pay for moving the old outputs by one unit squared."""
     delta = math.sqrt(optimizer.progress.slope)
     return min(max(PRICE, LEAST * delta), MOST * delta)
+
+
+def sizes(optimizer: DRCL, group: dict[str, Any], gamma: float, chosen: float, damping: float) -> Sizes:
+    """The step sizes of a finished proposal, where an optimizer such as Adam takes its own.
+
+    With "auto" they have mean one in the whole group, and the `chosen` strength times the mean is at least the price.
+    """
+    if group["strength"] != AUTO:
+        return Sizes(optimizer, gamma, damping)
+    return Sizes(optimizer, gamma, damping, group, price(optimizer) / chosen if chosen else 0.0)
 
 
 def strength(optimizer: DRCL, group: dict[str, Any]) -> float:

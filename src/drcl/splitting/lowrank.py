@@ -15,7 +15,6 @@ from drcl.directions.adapters import Adapter, Pair, cast, gathered, pairs, thin
 from drcl.directions.basis import Eigenbasis
 from drcl.directions.lowrank import Product, Side
 from drcl.importance.base import importance_dtype
-from drcl.options import AUTO
 from drcl.prox import Penalty
 from drcl.splitting import auto
 from drcl.splitting.stability import penalty_of
@@ -113,10 +112,9 @@ def settle(optimizer: DRCL) -> None:
 
 def _scale(optimizer: DRCL, group: dict[str, Any], gamma: float) -> Tensor | float:
     """What a strength is multiplied by: with "auto", step sizes that an optimizer such as Adam takes have mean one."""
-    if group["strength"] != AUTO or told_by_groups(optimizer):
+    if told_by_groups(optimizer):
         return 1.0
-    strength = penalty_of(optimizer, group, 1.0).strength
-    return Sizes(optimizer, gamma, 0.0, group, auto.price(optimizer) / strength if strength else 0.0).mean
+    return auto.sizes(optimizer, group, gamma, penalty_of(optimizer, group, 1.0).strength, 0.0).mean
 
 
 def _settle(

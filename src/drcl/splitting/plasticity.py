@@ -14,7 +14,6 @@ from torch.optim.sgd import sgd
 
 from drcl import sharding
 from drcl.importance.base import importance_dtype
-from drcl.options import AUTO
 from drcl.splitting import auto, lowrank
 from drcl.splitting.checks import check_step
 from drcl.splitting.directions import Layer
@@ -180,9 +179,7 @@ def finish(optimizer: DRCL) -> None:
     for group, gamma in zip(optimizer.param_groups, optimizer.progress.gammas):
         step, sizes = _step(optimizer, group, gamma), None
         if not told_by_groups(optimizer):
-            whole = group if group["strength"] == AUTO else None  # "auto" has one scale for the whole group
-            least = auto.price(optimizer) / step.penalty.strength if whole and step.penalty.strength else 0.0
-            sizes = Sizes(optimizer, gamma, step.penalty.damping, whole, least)  # it adds the damping itself
+            sizes = auto.sizes(optimizer, group, gamma, step.penalty.strength, step.penalty.damping)  # adds the damping
             step = dataclasses.replace(step, penalty=dataclasses.replace(step.penalty, damping=0.0))
         layers = _layers(optimizer, group, sizes)
         arrived = [] if step.reflect else [(layer, moved) for layer, moved in layers.values()]
