@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from drcl.lab.networks.dropout import Dropout
 from drcl.lab.networks.norms import NormPolicy, make_norm
 
 
@@ -47,7 +48,7 @@ class AlexNet(nn.Sequential):
             if norm is not None:
                 layers[f"{word}norm{number}"] = make_norm(norm, wide, tasks)
             layers[f"{word}relu{number}"] = nn.ReLU()
-            layers[f"{word}drop{number}"] = nn.Dropout(rate)
+            layers[f"{word}drop{number}"] = Dropout(rate)
 
         kernels = (side // 8, side // 10, 2)
         for number, (base, kernel, rate) in enumerate(zip(channels, kernels, rates), start=1):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from drcl.lab.networks.dropout import Dropout
 from drcl.lab.networks.norms import NormPolicy, make_norm
 
 
@@ -41,7 +42,7 @@ class SmallCNN(nn.Sequential):
             layers["fc_norm1"] = make_norm(norm, hidden, tasks)
         layers["fc_relu1"] = nn.ReLU()
         if dropout:
-            layers["fc_drop1"] = nn.Dropout(dropout)
+            layers["fc_drop1"] = Dropout(dropout)
         super().__init__(layers)
         self.out_features = hidden
 

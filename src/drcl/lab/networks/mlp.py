@@ -8,6 +8,7 @@ from math import prod
 
 from torch import nn
 
+from drcl.lab.networks.dropout import Dropout
 from drcl.lab.networks.norms import NormPolicy, make_norm
 
 
@@ -32,7 +33,7 @@ class MLP(nn.Sequential):
                 layers[f"norm{number}"] = make_norm(norm, wide, tasks)
             layers[f"relu{number}"] = nn.ReLU()
             if dropout:
-                layers[f"drop{number}"] = nn.Dropout(dropout)
+                layers[f"drop{number}"] = Dropout(dropout)
             width = wide
         super().__init__(layers)
         self.out_features = width
