@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from drcl.lab import networks
@@ -40,11 +41,32 @@ def test_alexnet_width_dropout_and_order_of_layers():
     assert [layer.p for layer in half.modules() if isinstance(layer, nn.Dropout)] == [0.1, 0.1, 0.1, 0.3, 0.3]
     gpm = networks.AlexNetGPM((3, 32, 32), width=0.1)
     kinds = [type(layer).__name__ for layer in gpm]
-    assert kinds[:5] == ["Conv2d", "BatchNorm", "ReLU", "Dropout", "MaxPool2d"]
+    assert kinds[:5] == ["Conv2d", "BatchNorm", "Dropout", "MaxPool2d", "ReLU"]
     assert all(layer.bias is None for layer in gpm.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
     assert not list(gpm.buffers())
     with pytest.raises(ValueError, match="20 pixels"):
         networks.AlexNet((1, 8, 8))
+
+
+@pytest.mark.parametrize("norm", [None, "batch"])
+def test_relu_after_pooling_gives_the_bits_of_relu_before_dropout_and_pooling(norm):
+    """The HAT paper's order, written out: loss and every gradient are the same."""
+    torch.manual_seed(0)
+    trunk = networks.AlexNet((3, 32, 32), width=0.1, norm=norm)
+    layers = dict(trunk.named_children())
+    theirs = []
+    for word, number in [("conv", 1), ("conv", 2), ("conv", 3), ("fc", 1), ("fc", 2)]:
+        parts = [f"{word}{number}", f"{word}_norm{number}", f"{word}_relu{number}", f"{word}_drop{number}"]
+        theirs += [layers[part] for part in parts if part in layers]
+        theirs += [layers[f"pool{number}"]] if word == "conv" else []
+        theirs += [layers["flatten"]] if (word, number) == ("conv", 3) else []
+    x = torch.randn(16, 3, 32, 32)
+    found = []
+    for network in (trunk, nn.Sequential(*theirs)):
+        torch.manual_seed(1)
+        loss = (network(x) ** 2).sum()
+        found.append([loss, *torch.autograd.grad(loss, list(trunk.parameters()))])
+    assert all(torch.equal(ours, other) for ours, other in zip(*found))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_upgd_net_has_no_nonlinearity_between_convolutions():
 def test_the_small_one_follows_its_arguments():
     made = networks.SmallCNN((3, 16, 16), channels=(4, 6), hidden=10, dropout=0.3, norm="group")
     kinds = [type(layer).__name__ for layer in made]
-    block = ["Conv2d", "GroupNorm", "ReLU", "MaxPool2d"]
+    block = ["Conv2d", "GroupNorm", "MaxPool2d", "ReLU"]
     assert kinds == [*block, *block, "Flatten", "Linear", "GroupNorm", "ReLU", "Dropout"]
     assert made.fc1.in_features == 6 * 4 * 4
     assert made(torch.zeros(2, 3, 16, 16)).shape == (2, made.out_features) == (2, 10)

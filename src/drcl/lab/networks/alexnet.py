@@ -13,8 +13,10 @@ from drcl.lab.networks.norms import NormPolicy, make_norm
 
 
 class AlexNet(nn.Sequential):
-    """``conv1..conv3`` (each: [norm,] relu, dropout, 2x2 max-pool), flatten, ``fc1, fc2`` ([norm,] relu,
-    dropout).
+    """``conv1..conv3`` (each: [norm,] dropout, 2x2 max-pool, relu), flatten, ``fc1, fc2`` ([norm,] dropout, relu).
+
+    The HAT paper has the relu first. Dropout and max-pooling give the same after it as before it, bit for bit, and a
+    pooled map has a quarter of the numbers.
 
     Kernels follow the input's side s: s//8, s//10 and 2. `width` multiplies every layer's width. Dropout is
     `conv_dropout` for the three convolutions and `dropout` for the two wide layers.
@@ -44,25 +46,26 @@ class AlexNet(nn.Sequential):
             raise ValueError(f"conv_dropout={rates}: give one rate, or one for each of the three")
         layers: OrderedDict[str, nn.Module] = OrderedDict()
 
-        def finish(number: int, word: str, wide: int, rate: float) -> None:
+        def finish(number: int, word: str, wide: int, rate: float, pool: bool) -> None:
             if norm is not None:
                 layers[f"{word}norm{number}"] = make_norm(norm, wide, tasks)
-            layers[f"{word}relu{number}"] = nn.ReLU()
             layers[f"{word}drop{number}"] = Dropout(rate)
+            if pool:
+                layers[f"pool{number}"] = nn.MaxPool2d(2)
+            layers[f"{word}relu{number}"] = nn.ReLU()
 
         kernels = (side // 8, side // 10, 2)
         for number, (base, kernel, rate) in enumerate(zip(channels, kernels, rates), start=1):
             wide = _scaled(base, width)
             layers[f"conv{number}"] = nn.Conv2d(inputs, wide, kernel, bias=bias)
-            finish(number, "conv_", wide, rate)
-            layers[f"pool{number}"] = nn.MaxPool2d(2)
+            finish(number, "conv_", wide, rate, pool=True)
             inputs, side = wide, (side - kernel + 1) // 2
         layers["flatten"] = nn.Flatten()
         inputs *= side * side
         for number, base in enumerate(hidden, start=1):
             wide = _scaled(base, width)
             layers[f"fc{number}"] = nn.Linear(inputs, wide, bias=bias)
-            finish(number, "fc_", wide, dropout)
+            finish(number, "fc_", wide, dropout, pool=False)
             inputs = wide
         super().__init__(layers)
         self.out_features = inputs

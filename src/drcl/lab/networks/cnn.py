@@ -12,7 +12,7 @@ from drcl.lab.networks.norms import NormPolicy, make_norm
 
 
 class SmallCNN(nn.Sequential):
-    """3x3 convolutions, each followed by ReLU and 2x2 max-pooling, then one wide layer; any image from 8
+    """3x3 convolutions, each followed by 2x2 max-pooling and ReLU, then one wide layer; any image from 8
     pixels."""
 
     def __init__(
@@ -33,8 +33,8 @@ class SmallCNN(nn.Sequential):
             layers[f"conv{number}"] = nn.Conv2d(inputs, wide, 3, padding=1)
             if norm is not None:
                 layers[f"conv_norm{number}"] = make_norm(norm, wide, tasks)
-            layers[f"conv_relu{number}"] = nn.ReLU()
             layers[f"pool{number}"] = nn.MaxPool2d(2)
+            layers[f"conv_relu{number}"] = nn.ReLU()
             inputs, height, width = wide, height // 2, width // 2
         layers["flatten"] = nn.Flatten()
         layers["fc1"] = nn.Linear(inputs * height * width, hidden)
