@@ -281,7 +281,9 @@ class DRCL(torch.optim.Optimizer):
         loss, first = None, math.nan
         rounds = self.solver.iterations if self.tasks else 1  # in the first task there is nothing to negotiate
         for k in range(rounds):
-            before = [(p, p.clone()) for p, _ in self.protected()] if rounds > 1 else []
+            # Without a tolerance, only the last residual is shown, as a share of the first.
+            seen = rounds > 1 and (self.solver.tolerance is not None or k in (0, rounds - 1))
+            before = [(p, p.clone()) for p, _ in self.protected()] if seen else []
             if self.solver.splitting == "implicit" and self.tasks:
                 assert closure is not None
                 loss = plasticity.implicit(self, closure)
@@ -289,7 +291,7 @@ class DRCL(torch.optim.Optimizer):
                 loss = plasticity.explicit(self, closure)
             auto.count(self)
             self.iterations_used, self.residual = k + 1, 1.0
-            if rounds > 1:
+            if seen:
                 moved = math.sqrt(sum(float(sharding.squared(p - y)) for p, y in before))
                 first = moved if k == 0 else first
                 self.residual = moved / first if first else 0.0
