@@ -19,6 +19,7 @@ EXPECTED = {
     "fashion-split": (5, 2, "task", 10, (1, 28, 28)),
     "cifar10-split": (5, 2, "task", 10, (3, 32, 32)),
     "cifar10-permuted": (200, 10, "domain", 10, (3, 32, 32)),
+    "cifar10-labels": (400, 10, "domain", 10, (3, 32, 32)),
     "cifar100-10": (10, 10, "task", 100, (3, 32, 32)),
     "cifar100-20": (20, 5, "task", 100, (3, 32, 32)),
     "cifar100-superclass": (20, 5, "task", 100, (3, 32, 32)),
