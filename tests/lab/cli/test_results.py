@@ -122,3 +122,28 @@ def test_a_pack_refuses_other_names_and_unfinished_runs(runs, tmp_path):
     assert answer.exit_code == 2
     assert "finished runs only" in answer.stderr
     assert not (tmp_path / "kept.jsonl").exists()
+
+
+def test_unpacked_runs_are_finished_whole_and_not_written_twice(runs, tmp_path):
+    file, again = tmp_path / "kept.jsonl", tmp_path / "again"
+    call("pack", runs, "-o", file)
+    answer = call("unpack", file, "-o", again)
+    assert answer.exit_code == 0
+    assert "2 runs written" in answer.stdout
+    assert call("table", again, "-f", "csv").stdout == call("table", runs, "-f", "csv").stdout
+    assert "2 whole" in call("verify", again).stdout
+    one = next(path for path in again.iterdir() if path.is_dir())
+    (one / "accuracy.csv").unlink()
+    answer = call("unpack", file, "-o", again)
+    assert "0 runs written, 2 more were already there" in answer.stdout
+    assert not (one / "accuracy.csv").exists()
+
+
+def test_unpack_takes_whole_packs_only(runs, tmp_path):
+    file = tmp_path / "kept.jsonl"
+    call("pack", runs, "-o", file)
+    assert "is not a pack" in call("unpack", runs, "-o", tmp_path / "again").stderr
+    file.write_text(file.read_text().replace('\\"finished\\": true', '\\"finished\\": True'))
+    answer = call("unpack", file, "-o", tmp_path / "again")
+    assert answer.exit_code != 0
+    assert not (tmp_path / "again").exists()

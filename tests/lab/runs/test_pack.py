@@ -47,8 +47,9 @@ def test_files_come_back_word_for_word(folder, packed, tmp_path):
     (tmp_path / "weights.safetensors").write_bytes(b"\xff")
     for one in pack.read(packed):
         again = one.write(tmp_path / "again")
-        for path in again.iterdir():
-            assert path.read_bytes() == (folder / one.name / path.name).read_bytes()
+        assert {path.name for path in again.iterdir()} == {*one.files, "digests.json"}
+        for name in one.files:
+            assert (again / name).read_bytes() == (folder / one.name / name).read_bytes()
 
 
 def test_weights_checkpoints_and_digests_stay_behind(tmp_path):

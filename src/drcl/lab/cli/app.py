@@ -35,6 +35,7 @@ app.command()(results.table)
 app.command()(results.figures)
 app.command()(results.verify)
 app.command()(results.pack)
+app.command()(results.unpack)
 app.add_typer(data.app, name="data")
 app.add_typer(paper.app, name="paper")
 

@@ -1,4 +1,4 @@
-"""``drcl report``, ``table``, ``figures``, ``verify``, ``pack``: read runs and check that they are intact."""
+"""``drcl report``, ``table``, ``figures``, ``verify``, ``pack``, ``unpack``: read runs and check that they are intact."""
 
 from __future__ import annotations
 
@@ -131,3 +131,23 @@ def pack(
     with told(FAILURE, OSError, ValueError):
         packs.write(output, [packs.of(run.path) for run in chosen])
     console().print(Text.assemble((str(output), "bold"), f" holds {len(chosen)} runs"), soft_wrap=True)
+
+
+def unpack(
+    runs: Annotated[list[Path], typer.Argument(help="Packs, NAME.jsonl.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the run directories.")],
+) -> None:
+    """Make run directories from packs again, so that a sweep continues without repeating their runs."""
+    for path in runs:
+        if not packs.is_pack(path):
+            fail(f"{path} is not a pack; drcl pack makes one", USAGE)
+    chosen = found(runs)
+    for run in chosen:
+        if not run.finished:
+            fail(f"{run.path} is {run.status}; nothing was written", FAILURE)
+    new = [run for run in chosen if not (output / run.path.name).exists()]
+    with told(FAILURE, OSError):
+        for run in new:
+            packs.of(run.path).write(output)
+    there = f", {len(chosen) - len(new)} more were already there" if len(new) < len(chosen) else ""
+    console().print(Text.assemble((str(output), "bold"), f": {len(new)} runs written{there}"), soft_wrap=True)

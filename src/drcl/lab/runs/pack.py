@@ -33,11 +33,15 @@ class Packed:
         return json.dumps({"run": self.name, "digest": self._digest(), "files": self.files}, ensure_ascii=False)
 
     def write(self, directory: Path) -> Path:
-        """The run's directory again, below `directory`."""
+        """The run's directory again, below `directory`, with digests of the files that a pack keeps."""
         made = directory / self.name
         made.mkdir(parents=True)
+        seal = digests.Seal(made)
         for name, text in self.files.items():
-            (made / name).write_bytes(text.encode())
+            if name != digests.LAST:
+                seal.write(name, text.encode())
+        if digests.LAST in self.files:
+            seal.close(self.files[digests.LAST].encode())
         return made
 
     def _digest(self) -> str:
