@@ -1,4 +1,4 @@
-"""``drcl report``, ``table``, ``figures``, ``verify``, ``pack``, ``unpack``: read runs and check that they are intact."""
+"""``drcl report``, ``table``, ``figures``, ``verify``, ``pack``, ``unpack``: read runs, check and keep them."""
 
 from __future__ import annotations
 
