@@ -176,7 +176,8 @@ class Look:
 
     @torch.no_grad()
     def _moved(self, before: list[Tensor]) -> float:
-        return math.sqrt(sum(float((p - q).double().square().sum()) for p, q in zip(self.trunk, before)))
+        lengths = [torch.linalg.vector_norm(p - q, dtype=torch.float64) for p, q in zip(self.trunk, before)]
+        return math.sqrt(sum(float(length) ** 2 for length in lengths))
 
     @torch.no_grad()
     def _single(self, before: list[Tensor]) -> tuple[float, Tensor]:
