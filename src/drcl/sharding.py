@@ -164,7 +164,7 @@ def joined(values: Tensor, like: Tensor) -> Tensor:
 
 def squared(t: Tensor) -> Tensor:
     """The sum of squares, in double; over all shards."""
-    return added(local(t).double().square().sum(), t)
+    return added(torch.linalg.vector_norm(local(t), dtype=torch.float64).square(), t)
 
 
 def exchange(one: Tensor, other: Tensor) -> None:
