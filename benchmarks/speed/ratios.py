@@ -100,6 +100,16 @@ LAYOUTS = {
             "3x32x32, crop and flip": "32x32 colour, crop and flip",
         },
     ),
+    "networks": Layout(
+        "",
+        {"one": "one thread", "two": "two threads"},
+        {
+            "alexnet": "HAT AlexNet",
+            "alexnet half": "HAT AlexNet, half width",
+            "resnet": "reduced ResNet-18",
+            "cnn": "CNN of Omniglot",
+        },
+    ),
 }
 
 
