@@ -20,7 +20,8 @@ from benchmarks.studies.records import (
 from drcl.lab.runs.read import Run
 
 NAMES = {
-    "drcl-kronecker": "**DRCL, directions**",
+    "drcl-auto": "**DRCL, as it comes**",
+    "drcl-kronecker": "DRCL, directions, tuned",
     "joint": "all tasks together",
     "sgp": "SGP",
     "gpm": "GPM",
@@ -29,9 +30,9 @@ NAMES = {
     "si": "SI",
     "sgd": "SGD",
 }
-UNTUNED = "DRCL, directions, nothing tuned"
 # Rows of the solver study on permuted MNIST that stand for the methods above.
 VARIANTS = {
+    "drcl-auto": "auto",
     "drcl-kronecker": "kronecker",
     "joint": "joint",
     "sgp": "sgp",
@@ -44,10 +45,14 @@ VARIANTS = {
 HEAD = ("method", "seeds", "average accuracy, %", "backward transfer, points", "accuracy when learned, %")
 
 
-def by_method(place: str) -> dict[str, list[Run]]:
+TEN = ("cifar100-10/compared.jsonl", "cifar100-10/default.jsonl")
+
+
+def by_method(*places: str) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
-    for run in runs(place):
-        found.setdefault(run.method, []).append(run)
+    for place in places:
+        for run in runs(place):
+            found.setdefault(run.method, []).append(run)
     return found
 
 
@@ -64,10 +69,8 @@ def sorted_rows(found: list[tuple[float, list[str]]]) -> list[list[str]]:
 
 
 def cifar100(tasks: int) -> str:
-    place = "cifar100-10/compared.jsonl" if tasks == 10 else "cifar100-20/runs.jsonl"
-    found = [row(NAMES[method], some) for method, some in by_method(place).items()]
-    if tasks == 10:
-        found.append(row(UNTUNED, runs("cifar100-10/as-it-comes.jsonl")))
+    places = TEN if tasks == 10 else ("cifar100-20/runs.jsonl",)
+    found = [row(NAMES[method], some) for method, some in by_method(*places).items()]
     return table(HEAD, sorted_rows(found))
 
 
@@ -101,7 +104,7 @@ def transfer(one: dict[str, str]) -> str:
 
 def mnist() -> str:
     there = solver_rows("mnist-permuted")
-    named = {VARIANTS[method]: name for method, name in NAMES.items()} | {"kronecker-default": UNTUNED}
+    named = {VARIANTS[method]: name for method, name in NAMES.items()}
     chosen = sorted(named, key=lambda variant: -float(there[variant]["accuracy"]))
     body = [(named[v], there[v]["seeds"], spread(there[v]), transfer(there[v])) for v in chosen]
     return table(HEAD[:4], body)
@@ -109,7 +112,7 @@ def mnist() -> str:
 
 def readme() -> str:
     """Both benchmarks side by side: accuracy, and backward transfer in brackets."""
-    there, cifar = solver_rows("mnist-permuted"), by_method("cifar100-10/compared.jsonl")
+    there, cifar = solver_rows("mnist-permuted"), by_method(*TEN)
 
     def both(variant: str, some: Sequence[Run]) -> list[str]:
         lost = (
@@ -120,7 +123,6 @@ def readme() -> str:
         return [f"{accuracy} ({gone})" if gone not in ("", "nan") else accuracy for accuracy, gone in zip(told, lost)]
 
     found = [(NAMES[m], *both(VARIANTS[m], some)) for m, some in cifar.items()]
-    found.append((UNTUNED, *both("kronecker-default", runs("cifar100-10/as-it-comes.jsonl"))))
     head = ("average accuracy, % (backward transfer)", "permuted MNIST, 10 tasks", "CIFAR-100, 10 tasks")
     return table(head, sorted(found, key=lambda cells: -float(cells[1].split()[0])))
 
