@@ -104,8 +104,10 @@ def test_the_runs_of_an_item(tmp_path):
     other_network = record(tmp_path, "cifar100-20", "sgd", of_benchmark=RESNET)
     stand_in = record(tmp_path, "digits-split", "sgd")
     runs = [mine, other_network, stand_in]
-    assert [r.path for r in of_item(PAPER, "heat", runs, "small")] == [mine.path]
-    assert [r.path for r in of_item(PAPER, "heat", runs, "smoke")] == [stand_in.path]
+    assert [r.path for g in of_item(PAPER, "heat", runs, "small") for r in g.runs] == [mine.path]
+    assert [r.path for g in of_item(PAPER, "heat", runs, "smoke") for r in g.runs] == [stand_in.path]
+    (group,) = of_item(PAPER, "heat", runs, "small")
+    assert group.label == PAPER.rows["drcl" if group.method == "drcl" else group.method].title
 
 
 def test_the_size_of_runs_in_words(run, tmp_path):
@@ -121,5 +123,5 @@ def test_stand_ins_of_the_same_data_are_told_apart(tmp_path):
     shares = record(
         tmp_path, "digits-permuted", "sgd", of_benchmark={"tasks": 4, "builder": "shards", "scenario": "task"}
     )
-    assert [r.path for r in of_item(PAPER, "forget", [twelve, shares], "smoke")] == [twelve.path]
-    assert [r.path for r in of_item(PAPER, "table1", [twelve, shares], "smoke")] == [shares.path]
+    assert [r.path for g in of_item(PAPER, "forget", [twelve, shares], "smoke") for r in g.runs] == [twelve.path]
+    assert [r.path for g in of_item(PAPER, "table1", [twelve, shares], "smoke") for r in g.runs] == [shares.path]

@@ -249,7 +249,8 @@ def figure(
     with told(FAILURE, ValueError, OSError):  # with too few runs, the error says which are needed
         path = save(draw(name, mine), output or Path(f"{name}.svg"))
     console().print(
-        Text.assemble((str(path), "bold"), f"  {FIGURES[name].title}, from {len(mine)} runs"), soft_wrap=True
+        Text.assemble((str(path), "bold"), f"  {FIGURES[name].title}, from {sum(len(g.runs) for g in mine)} runs"),
+        soft_wrap=True,
     )
 
 

@@ -118,17 +118,20 @@ def find(
     return Found(row, best.finished, len(groups) - 1)
 
 
-def of_item(paper: Paper, item: str, runs: Sequence[Run], budget: str) -> list[Run]:
-    """The runs of an item: those that count for each of its rows, on its benchmarks or their stand-ins."""
+def of_item(paper: Paper, item: str, runs: Sequence[Run], budget: str) -> list[Group]:
+    """The runs of an item, by the names of its rows: those that count, on its benchmarks or their stand-ins."""
     experiment = paper.experiment_of(item)
-    found: dict[Path, Run] = {}
+    found: list[Group] = []
+    seen: set[Path] = set()
     for benchmark in experiment.benchmarks:
         place, _ = paper.data[benchmark].at(budget)
         for row in experiment.rows:
             match = paper.data[benchmark].told_apart(budget)
             mine = find(paper, experiment, row, place, runs, match, stand_in=place != benchmark)
-            found |= {run.path: run for run in mine.runs}
-    return list(found.values())
+            if mine.runs and not seen & {run.path for run in mine.runs}:
+                seen |= {run.path for run in mine.runs}
+                found.append(Group(place, paper.rows[row].method, paper.rows[row].title, mine.runs))
+    return found
 
 
 def _rank(g: Group) -> tuple[int, float]:

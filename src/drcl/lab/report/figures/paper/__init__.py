@@ -25,6 +25,7 @@ from drcl.lab.report.figures.paper import (
     updates,
 )
 from drcl.lab.report.figures.paper.needs import NotEnough, PaperFigure
+from drcl.lab.report.groups import Group
 from drcl.lab.runs.read import Run
 
 __all__ = ["FIGURES", "NotEnough", "PaperFigure", "draw"]
@@ -46,7 +47,7 @@ FIGURES: dict[str, PaperFigure] = {
 }
 
 
-def draw(name: str, runs: Iterable[Run]) -> Figure:
+def draw(name: str, runs: Iterable[Run | Group]) -> Figure:
     """The figure of that name; an unknown name and too few runs are refused with a sentence."""
     if name not in FIGURES:
         raise ValueError(f"{name!r} is not a figure of the paper: {nearest(name, FIGURES)}")

@@ -41,7 +41,7 @@ def _known(g: Group) -> bool:
     return not math.isnan(metrics.group_forgetting(g.finished[0].matrix, range(BLOCK), g.finished[0].tasks - 1))
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """A panel per block of the longest stream among the runs, a line per method."""
     groups = needs.groups_of(runs, NAME, NEEDS, _known, tasks=BLOCK + 1)
     tasks = max(g.finished[0].tasks for g in groups)
@@ -68,7 +68,7 @@ def draw(runs: Iterable[Run]) -> Figure:
         return figure
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     parts = []
     for g in style.drawable(runs):

@@ -57,7 +57,7 @@ def moments(run: Run) -> list[float]:
     return [float(v) for v in np.mean(found, axis=0)] if found else [math.nan] * POINTS
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """Two panels per benchmark, a line per method in each."""
     groups = needs.groups_of(runs, NAME, NEEDS, lambda g: all(shares(run) for run in g.finished))
     looks, boards = style.looks(groups), style.by_benchmark(groups)
@@ -101,7 +101,7 @@ def _end(groups: list[Group]) -> float:
     return math.log10(EDGES[min(max(top, 2) - 1, len(EDGES) - 1)]) + 0.5
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     parts = []
     for g in style.drawable(runs):

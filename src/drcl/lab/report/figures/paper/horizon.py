@@ -37,7 +37,7 @@ def _measured(g: Group) -> bool:
     return len(known) > 1
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """Two panels per benchmark, a line per method in each."""
     groups = needs.groups_of(runs, NAME, NEEDS, _measured)
     looks, boards = style.looks(groups), style.by_benchmark(groups)
@@ -64,7 +64,7 @@ def _wide(groups: Iterable[Group]) -> bool:
     return bool(known) and max(known) > 30 * min(known)
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     parts = []
     for g in style.drawable(runs):

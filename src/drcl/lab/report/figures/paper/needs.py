@@ -24,12 +24,12 @@ class PaperFigure:
     title: str
     caption: str
     needs: str  # which runs, and which of their records
-    draw: Callable[[Iterable[Run]], Figure]
-    describe: Callable[[Iterable[Run]], str]
+    draw: Callable[[Iterable[Run | Group]], Figure]
+    describe: Callable[[Iterable[Run | Group]], str]
 
 
 def groups_of(
-    runs: Iterable[Run],
+    runs: Iterable[Run | Group],
     name: str,
     needs: str,
     fits: Callable[[Group], bool] = lambda g: True,

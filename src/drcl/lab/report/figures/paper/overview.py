@@ -46,7 +46,7 @@ def second_task(run: Run) -> tuple[list[float], list[float], list[float]]:
     return [r.step / whole for r in points], [r.first_loss for r in points], [r.current_loss for r in points]
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """Three panels; the first and the last are of the benchmark with most methods, the middle one of the longest."""
     groups = needs.groups_of(runs, NAME, NEEDS, least=2)
     boards = style.by_benchmark(groups)
@@ -111,7 +111,7 @@ def _losses(ax: Axes, groups: list[Group], looks: Mapping[str, style.Look]) -> N
     ax.set_ylabel("test loss")
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     parts = []
     for g in style.drawable(runs):

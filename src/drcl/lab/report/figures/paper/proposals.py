@@ -44,7 +44,7 @@ def _fits(g: Group) -> bool:
     return panel.own(g) and bool(updates(g.finished[0]))
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """A column per task; of several runs of DRCL the last of the table, which is its best, with its first seed."""
     group = needs.groups_of(runs, NAME, NEEDS, _fits)[-1]
     run = group.finished[0]
@@ -78,7 +78,7 @@ def _stems(ax: Axes, values: np.ndarray, reach: float, first: bool) -> None:
         ax.set_yticklabels([])
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     parts = []
     for g in style.drawable(runs):

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from drcl.lab.report.figures import style
 from drcl.lab.report.figures.paper import needs, panel
+from drcl.lab.report.groups import Group
 from drcl.lab.runs import metrics
 from drcl.lab.runs.read import Run
 
@@ -20,7 +21,7 @@ NEEDS = "finished runs of two tasks or more that were tested on all tasks seen a
 NAME = "plas-stab"
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """Two panels per benchmark, a line per method in each."""
     groups = needs.groups_of(runs, NAME, NEEDS, lambda g: g.method != "joint" and _tested(g.finished[0]))
     looks, boards = style.looks(groups), style.by_benchmark(groups)
@@ -49,7 +50,7 @@ def _tested(run: Run) -> bool:
     return not any(value != value for value in first_task(run))
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     parts = []
     for g in style.drawable(runs):

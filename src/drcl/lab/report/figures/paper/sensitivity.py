@@ -52,7 +52,7 @@ def series(groups: Sequence[Group]) -> dict[str, list[tuple[float, Group]]]:
     return named
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """Two panels, a line per method and benchmark in each."""
     groups = needs.groups_of(runs, NAME, NEEDS)
     found = series(groups)
@@ -82,7 +82,7 @@ def draw(runs: Iterable[Run]) -> Figure:
         return figure
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     parts = []
     for name, points in series(style.drawable(runs)).items():

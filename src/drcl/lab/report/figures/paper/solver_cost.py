@@ -18,7 +18,7 @@ from drcl.lab.runs.read import Run
 TITLE = "Selective against dense splitting, and its cost"
 CAPTION = (
     "Left: accuracy on each task after one epoch of it. Middle: residual |y' - y| of the splitting relative to "
-    "its first value, over the iterations of a step, or over the steps of a task where a step has one iteration. "
+    "its first value, over the iterations of a step; if all steps have one iteration, over the steps of a task. "
     "Right: time per task as a multiple of SGD's; the part of the gradients is their number at SGD's time for "
     "each."
 )
@@ -68,7 +68,7 @@ def parts(g: Group, unit: Group) -> dict[str, float]:
     return dict(zip(PARTS, (gradients / whole, (training - gradients) / whole, importance / whole)))
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """Three panels of the benchmark with most forms of DRCL among the runs."""
     groups = needs.groups_of(runs, NAME, NEEDS, lambda g: g.method == BASELINE or (panel.own(g) and _split(g)))
     boards = {b: mine for b, mine in style.by_benchmark(groups).items() if any(g.method == BASELINE for g in mine)}
@@ -95,7 +95,9 @@ def _split(g: Group) -> bool:
 
 
 def _residuals(ax: Axes, groups: list[Group], looks: Mapping[str, style.Look]) -> None:
-    several = any(run.records.get("iterations") for g in groups for run in g.finished)
+    counted = [g for g in groups if g.finished[0].records.get("iterations")]
+    several = bool(counted)
+    groups = counted or groups  # iterations of a step and steps of a task do not share an axis
     for g in groups:
         length = min(len(residual(run)) for run in g.finished)
         x = range(1, length + 1) if several else np.linspace(0, 100, length)
@@ -128,7 +130,7 @@ def _bars(ax: Axes, groups: list[Group]) -> None:
     ax.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, columnspacing=0.9, handlelength=1.0)
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     groups = style.drawable(runs)
     unit = next((g for g in groups if g.method == BASELINE), None)

@@ -32,7 +32,7 @@ def _known(g: Group) -> bool:
     return not any(math.isnan(values(g, key).mean) for key in MEASURES)
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """Two panels per benchmark, a bar per method in each."""
     groups = needs.groups_of(runs, NAME, NEEDS, _known)
     looks, boards = style.looks(groups), style.by_benchmark(groups)
@@ -63,7 +63,7 @@ def _bars(ax: Axes, groups: list[Group], key: str, looks: dict[str, style.Look])
     ax.margins(x=0.18)
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     parts = [
         f"{g.label} {values(g, 'forgetting').mean:.2f} and {values(g, 'incremental_accuracy').mean:.2f}"

@@ -61,7 +61,7 @@ def depth(values: np.ndarray, largest: float) -> np.ndarray:
     return np.clip(below / DECADES, 0, 1)
 
 
-def draw(runs: Iterable[Run]) -> Figure:
+def draw(runs: Iterable[Run | Group]) -> Figure:
     """A map per method and benchmark."""
     groups = needs.groups_of(runs, NAME, NEEDS, lambda g: changes(g)[1].size > 0)
     several = len({g.benchmark for g in groups}) > 1
@@ -116,7 +116,7 @@ def _scale(figure: Figure, axes: list[Axes], largest: float) -> None:
     bar.outline.set_visible(False)
 
 
-def describe(runs: Iterable[Run]) -> str:
+def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     parts = []
     for g in style.drawable(runs):
