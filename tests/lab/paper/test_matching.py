@@ -107,7 +107,7 @@ def test_the_runs_of_an_item(tmp_path):
     assert [r.path for g in of_item(PAPER, "heat", runs, "small") for r in g.runs] == [mine.path]
     assert [r.path for g in of_item(PAPER, "heat", runs, "smoke") for r in g.runs] == [stand_in.path]
     (group,) = of_item(PAPER, "heat", runs, "small")
-    assert group.label == PAPER.rows["drcl" if group.method == "drcl" else group.method].title
+    assert group.label == "Baseline"  # as the paper calls plain SGD
 
 
 def test_the_size_of_runs_in_words(run, tmp_path):
