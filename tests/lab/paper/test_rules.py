@@ -61,6 +61,16 @@ def test_the_headline_needs_runs_of_both_sides_on_the_same_seed(tmp_path):
     assert judge(HEAD, evidence([runs[0], other]), "headline") is None
 
 
+@pytest.mark.parametrize(("ewc", "alone", "together"), [(0.5, None, "holds"), (0.7, "fails", "fails")])
+def test_being_ahead_of_all_needs_all_rivals_but_failing_needs_one(tmp_path, ewc, alone, together):
+    rule = {**HEAD, "theirs": ["ewc", "sgd"], "all": True}
+    runs = headline(tmp_path, (0.6,), (ewc,))
+    found = judge(rule, evidence(runs), "headline")
+    assert (found and found.verdict) == alone
+    runs.append(record(tmp_path, "cifar100-10", "sgd", 0, 0.4, of_benchmark=HEADLINE))
+    assert judge(rule, evidence(runs), "headline").verdict == together
+
+
 def test_runs_under_other_conditions_do_not_count(tmp_path):
     short = headline(tmp_path, (0.6,), ())
     short.append(record(tmp_path, "cifar100-10", "ewc", 0, 0.5, of_benchmark=ALEXNET))

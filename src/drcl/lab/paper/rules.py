@@ -101,6 +101,8 @@ def _ahead(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Find
     kept = 0.0 if floor is None else _exact(100 * mine.statistic(floor["metric"]).mean)
     above = floor is None or kept >= floor["least"]
     verdict = "holds" if gap >= rule["margin"] and every and above else "fails" if gap <= rule["fail"] else "weaker"
+    if rule.get("all") and len(theirs) < len(rule["theirs"]) and verdict != "fails":
+        return None  # a rival that is ahead is enough to fail, but only all of them are enough to hold
     words = f"{_told(evidence, mine, rule['metric'])} against {_told(evidence, other, rule['metric'])}"
     words += f", {_number(gap, sign=True)} in the mean" + ("" if every else ", not ahead on every seed")
     if floor is not None:
