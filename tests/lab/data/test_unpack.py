@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -209,11 +210,13 @@ def test_an_archive_that_ends_too_early_is_not_a_whole_one(tmp_path: Path, packe
 
 @pytest.mark.parametrize("packer", ["gz", "bz2", "xz"])
 def test_every_damaged_byte_of_a_compressed_archive_is_noticed(tmp_path: Path, packer: str) -> None:
+    """Every byte that matters: bz2 ends with up to seven bits that nothing reads."""
+    content = os.urandom(2000)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         info = member("a")
-        info.size = 2000
-        archive.addfile(info, io.BytesIO(os.urandom(2000)))
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
     good = PACKERS[packer](buffer.getvalue())
     path = tmp_path / "a.tar"
     for at in range(0, len(good), 13):
@@ -222,6 +225,11 @@ def test_every_damaged_byte_of_a_compressed_archive_is_noticed(tmp_path: Path, p
         bad = bytearray(good)
         bad[at] ^= 4
         path.write_bytes(bad)
+        if packer == "bz2" and at == len(good) - 1:
+            with contextlib.suppress(DataError):
+                unpack(path, tmp_path / "last")
+                assert (tmp_path / "last" / "a").read_bytes() == content
+            continue
         with pytest.raises(DataError):
             unpack(path, tmp_path / "out")
 

@@ -245,3 +245,11 @@ def test_a_study_without_the_variants_has_no_say():
 def test_findings_that_do_not_agree_are_weaker():
     assert verdict_of([Finding("holds", ""), Finding("holds", "")]) == "holds"
     assert verdict_of([Finding("holds", ""), Finding("fails", "")]) == "weaker"
+
+
+def test_a_rule_that_decides_can_fail_a_claim_alone(tmp_path):
+    found = judge({**HEAD, "decides": True}, evidence(headline(tmp_path, (0.5,), (0.6,))), "headline")
+    assert found.decides
+    assert verdict_of([Finding("holds", ""), found]) == "fails"
+    assert verdict_of([Finding("holds", ""), Finding("fails", "")]) == "weaker"
+    assert verdict_of([Finding("weaker", ""), Finding("holds", "", decides=True)]) == "weaker"

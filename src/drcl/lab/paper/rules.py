@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drcl.lab.paper.contents import Experiment, Paper
@@ -28,6 +28,7 @@ class Finding:
     runs: tuple[Run, ...] = ()
     by: str = ""  # without runs: the test, measurement or study that settled it
     page: str = ""
+    decides: bool = False  # if it fails, so does the claim, whatever the other rules found
 
     @property
     def seeds(self) -> int:
@@ -62,7 +63,8 @@ class Evidence:
 
 def judge(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Finding | None:
     """The finding of a rule from the existing runs."""
-    return KINDS[rule["kind"]](rule, evidence, experiment)
+    found = KINDS[rule["kind"]](rule, evidence, experiment)
+    return replace(found, decides=True) if found is not None and rule.get("decides") else found
 
 
 # ---- comparing rows
@@ -329,6 +331,8 @@ def _told(evidence: Evidence, found: Found, metric: str) -> str:
 
 
 def verdict_of(findings: Sequence[Finding]) -> str:
-    """The verdict of all findings if they agree, otherwise "weaker"."""
+    """The verdict of all findings if they agree, otherwise "weaker"; "fails" if a finding that decides does."""
+    if any(finding.decides and finding.verdict == "fails" for finding in findings):
+        return "fails"
     said = {finding.verdict for finding in findings}
     return said.pop() if len(said) == 1 else "weaker"
