@@ -52,7 +52,7 @@ def compare(name: str, rounds: int) -> float:
     ours = nn.Sequential(trunk, nn.Linear(int(trunk.out_features), 10))
     theirs = plain(ours)
     x, y = torch.randn(BATCH, *shape), torch.randint(10, (BATCH,))
-    last = x.contiguous(memory_format=torch.channels_last)
+    last = x.to(memory_format=torch.channels_last)
     sides = [lambda: iteration(ours, last, y), lambda: iteration(theirs, x, y)]
     for call in sides:
         call()

@@ -37,8 +37,8 @@ class Network(nn.Module):
         """The features that the trunk gives to the heads, ``[B, heads.features]``."""
         if self.keeps_tasks_apart:
             select_task(self.trunk, self.heads.index(head))
-        if x.dim() == 4 and x.device.type == "cpu":  # convolutions and pooling are 1.3 to 1.5 times as fast this way
-            x = x.contiguous(memory_format=torch.channels_last)
+        if x.dim() == 4 and x.device.type == "cpu":  # convolutions and pooling are faster this way
+            x = x.to(memory_format=torch.channels_last)  # unlike contiguous(), also marks images of one channel
         return self.trunk(x)
 
     def by_head(self, x: Tensor, heads: Tensor) -> list[tuple[Tensor, Tensor]]:
