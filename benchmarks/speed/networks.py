@@ -26,7 +26,7 @@ NETS: dict[str, tuple[str, tuple[int, int, int], dict[str, float]]] = {
     "alexnet": ("alexnet", (3, 32, 32), {}),
     "alexnet half": ("alexnet", (3, 32, 32), {"width": 0.5}),
     "resnet": ("resnet18-reduced", (3, 32, 32), {}),
-    "cnn": ("cnn", (1, 28, 28), {}),
+    "cnn": ("cnn", (3, 32, 32), {}),
 }
 
 
@@ -52,7 +52,7 @@ def compare(name: str, rounds: int) -> float:
     ours = nn.Sequential(trunk, nn.Linear(int(trunk.out_features), 10))
     theirs = plain(ours)
     x, y = torch.randn(BATCH, *shape), torch.randint(10, (BATCH,))
-    last = x.to(memory_format=torch.channels_last)
+    last = x.contiguous(memory_format=torch.channels_last)
     sides = [lambda: iteration(ours, last, y), lambda: iteration(theirs, x, y)]
     for call in sides:
         call()

@@ -107,7 +107,7 @@ LAYOUTS = {
             "alexnet": "HAT AlexNet",
             "alexnet half": "HAT AlexNet, half width",
             "resnet": "reduced ResNet-18",
-            "cnn": "CNN of Omniglot",
+            "cnn": "small CNN, colour",
         },
     ),
 }

@@ -38,7 +38,7 @@ class Network(nn.Module):
         if self.keeps_tasks_apart:
             select_task(self.trunk, self.heads.index(head))
         if x.dim() == 4 and x.device.type == "cpu":  # convolutions and pooling are faster this way
-            x = x.to(memory_format=torch.channels_last)  # unlike contiguous(), also marks images of one channel
+            x = x.contiguous(memory_format=torch.channels_last)
         return self.trunk(x)
 
     def by_head(self, x: Tensor, heads: Tensor) -> list[tuple[Tensor, Tensor]]:
