@@ -1,4 +1,4 @@
-"""Dropout whose random numbers are cheap on a CPU, where torch's own cost a third of an AlexNet's training step."""
+"""Dropout whose random numbers are cheap on a CPU, where torch's own take much of an AlexNet's training step."""
 
 from __future__ import annotations
 
