@@ -56,7 +56,8 @@ def test_gradient_passes_where_the_activation_did() -> None:
     x = torch.randn(50, 20, dtype=torch.float64, requires_grad=True)
     out = Dropout(0.25)(x)
     (grad,) = torch.autograd.grad(out.sum(), x)
-    assert torch.equal(grad, torch.where(out == 0, 0.0, 1 / 0.75).to(torch.float64))
+    kept = torch.tensor(1 / 0.75, dtype=torch.float64)
+    assert torch.equal(grad, torch.where(out == 0, torch.zeros_like(kept), kept))
 
 
 @pytest.mark.parametrize(("p", "train", "wanted"), [(0.0, True, 1.0), (1.0, True, 0.0), (0.7, False, 1.0)])

@@ -26,11 +26,12 @@ class Dropout(nn.Dropout):
         seed = int(torch.randint(1 << 62, ()))
         words = np.random.SFC64(seed).random_raw(-(-x.numel() // 4))
         bits = torch.from_numpy(words.view(np.int16)[: x.numel()])  # uniform from -32768 to 32767
-        kept = bits >= round(self.p * _LEVELS) - _LEVELS // 2
+        # Ones and zeros stay 16 bits wide: torch compares into another width, and turns truth values into floats, slowly.
+        kept = torch.ge(bits, round(self.p * _LEVELS) - _LEVELS // 2, out=torch.empty_like(bits))
         mask = torch.empty_like(x)
         if x.dim() == 4 and mask.is_contiguous(memory_format=torch.channels_last):
             flat = mask.permute(0, 2, 3, 1)
         else:
             flat = mask = torch.empty(x.shape, dtype=x.dtype)
-        torch.mul(kept.view(flat.shape), 1 / (1 - self.p), out=flat)
+        flat.copy_(kept.view(flat.shape)).mul_(1 / (1 - self.p))
         return mask
