@@ -26,7 +26,7 @@ class Dropout(nn.Dropout):
         seed = int(torch.randint(1 << 62, ()))
         words = np.random.SFC64(seed).random_raw(-(-x.numel() // 4))
         bits = torch.from_numpy(words.view(np.int16)[: x.numel()])  # uniform from -32768 to 32767
-        # Ones and zeros stay 16 bits wide: torch compares into another width, and turns truth values into floats, slowly.
+        # Ones and zeros stay 16 bits wide: comparing into another width and turning truth values into floats is slow.
         kept = torch.ge(bits, round(self.p * _LEVELS) - _LEVELS // 2, out=torch.empty_like(bits))
         mask = torch.empty_like(x)
         if x.dim() == 4 and mask.is_contiguous(memory_format=torch.channels_last):

@@ -29,7 +29,7 @@ from typing import Any
 
 from safetensors.torch import save as save_tensors
 
-from drcl.lab.common import parallel, plugins
+from drcl.lab.common import memory, parallel, plugins
 from drcl.lab.common.words import reason
 from drcl.lab.data.errors import DataError
 from drcl.lab.data.lock import locked
@@ -69,6 +69,7 @@ def execute(
     the training is raised too, and noted in ``result.json``. The same call again continues from the last checkpoint.
     """
     directory = Path(directory)
+    memory.keep()
     for plugin in config.plugins:  # a config from another process has only their names
         plugins.load(plugin)
     training = config.make_training()
