@@ -35,11 +35,13 @@ def test_no_sanitizer_complains(tmp_path):
         "PYTHONPATH": str(Path(drcl.__file__).parents[1]),
     }
     tests = ["tests/splitting/test_kernels.py", "tests/splitting/test_checks.py", "tests/attack/test_api.py"]
-    chosen = "(native or Life) and not all_options and not train"
+    tests += ["tests/lab/networks/test_pooling.py"]
+    chosen = "(native or Life or same_values) and not all_options and not train"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests, "-k", chosen]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert list(tmp_path.glob("step-*.so")), "the sanitized build was not used"
+    for name in ("step", "pooling"):
+        assert list(tmp_path.glob(f"{name}-*.so")), f"the sanitized build of {name}.c was not used"
 
 
 @pytest.mark.skipif(ASAN is None, reason="needs gcc with its sanitizers")

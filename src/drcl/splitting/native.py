@@ -1,40 +1,23 @@
-"""Builds and calls step.c, the fused step for CPU tensors.
+"""Calls step.c, the fused step for CPU tensors.
 
-The first use compiles it with the system's C compiler (about a second) into the user's cache folder; later uses load
-that file. Without a compiler `load` returns None and warns once, and kernels.py uses torch operations instead.
+The first use compiles it (about a second). Without a compiler `load` returns None and warns once, and kernels.py uses
+torch operations instead.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from drcl import compiled
+
 SOURCE = Path(__file__).with_name("step.c")
-# No fast-math: step.c relies on NaN comparisons and on separate rounding of each operation.
-FLAGS = [
-    "-O3",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fno-strict-aliasing",
-    "-shared",
-    "-fPIC",
-]
 PLAIN = (Tensor, torch.nn.Parameter)
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
@@ -48,90 +31,19 @@ class Hyper(ctypes.Structure):
     ]
 
 
-def cache_folder() -> Path:
-    """Where the built kernel lives: DRCL_CACHE, or the user's cache folder."""
-    if "DRCL_CACHE" in os.environ:
-        return Path(os.environ["DRCL_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "drcl"
-
-
-def _processor() -> str:
-    """What -march=native depends on; a home folder may be shared by different machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
-    except OSError:
-        return platform.processor() + platform.machine()
-
-
-def _build(compiler: list[str], target: Path) -> None:
-    """Compile to a temporary name, then rename, because two processes may do this at once."""
-    failures = []
-    for extra in (["-march=native", "-fopenmp"], ["-march=native"], []):
-        with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".tmp", delete=False) as part:
-            pass
-        command = [*compiler, *FLAGS, *extra, str(SOURCE), "-o", part.name, "-lm"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            if done.returncode == 0:
-                os.replace(part.name, target)
-                return
-            failures.append(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no message")
-        finally:
-            Path(part.name).unlink(missing_ok=True)
-    raise OSError(f"{shlex.join(compiler)} could not build it: {failures[-1]}")
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """The cache folder, or a temporary one if the cache cannot be written."""
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError:
-        with tempfile.TemporaryDirectory(prefix="drcl-") as temporary:
-            yield Path(temporary)
-    else:
-        yield folder
-
-
-def _open(target: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(target))
+def _prepared(library: ctypes.CDLL) -> ctypes.CDLL:
     for suffix in SUFFIX.values():
         getattr(library, f"drcl_step_{suffix}").restype = None
         getattr(library, f"drcl_finite_{suffix}").restype = ctypes.c_int64
     return library
 
 
-def _compiler() -> list[str]:
-    if sys.platform != "win32":
-        if os.environ.get("CC"):
-            return shlex.split(os.environ["CC"])
-        for name in ("cc", "gcc", "clang"):
-            if shutil.which(name):
-                return [name]
-    raise OSError("no C compiler was found")
-
-
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The compiled kernel, or None with one warning that says why."""
     try:
-        compiler = _compiler()
-        about = repr((FLAGS, compiler, torch.__version__, _processor()))
-        key = hashlib.sha256(SOURCE.read_bytes() + about.encode()).hexdigest()[:20]
-        cached = cache_folder() / f"step-{key}.so"
-        if cached.exists():
-            try:
-                return _open(cached)
-            except (OSError, AttributeError):
-                pass  # a damaged file is built again
-        with _folder() as folder:
-            _build(compiler, folder / cached.name)
-            return _open(folder / cached.name)
-    except (OSError, AttributeError, subprocess.SubprocessError) as reason:
+        return compiled.library(SOURCE, _prepared)
+    except compiled.FAILURES as reason:
         warnings.warn(
             f"drcl: the fused step is not available ({reason}); torch operations replace it, several times slower. "
             "Install a C compiler, or pass backend='foreach' to silence this.",

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
+from drcl.lab.networks import pooling
 from drcl.lab.networks.dropout import Dropout
 from drcl.lab.networks.norms import NormPolicy, make_norm
 
@@ -69,6 +70,9 @@ class AlexNet(nn.Sequential):
             inputs = wide
         super().__init__(layers)
         self.out_features = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pooling.through(list(self), x)
 
 
 class AlexNetGPM(AlexNet):
