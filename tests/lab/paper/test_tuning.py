@@ -1,9 +1,11 @@
 """Strengths from trials, for the rows of an experiment that have one."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from drcl.lab.paper.contents import paper
+from drcl.lab.paper.plan import plan
 from drcl.lab.paper.tuning import SEED, TASKS, Search, searches, tune
 from drcl.lab.sweeps.sweep import Update
 from drcl.lab.sweeps.tune import Tuning
@@ -18,7 +20,7 @@ def here(monkeypatch):
 
 def test_the_headlines_rows_have_four_trials_each(monkeypatch, tmp_path):
     here(monkeypatch)
-    found = list(searches(PAPER, ["headline"], "small", tmp_path))
+    found = list(searches(PAPER, ["headline"], "small", tmp_path, trials=4))
     assert [search.row for search in found] == ["ewc", "ewc-slow", "sgp", "sgp-slow", "upgd", "upgd-slow", "drcl-tuned"]
     for search in found:
         assert (search.tuning.budget, search.tuning.tasks, search.tuning.seed) == (4, TASKS, SEED)
@@ -38,9 +40,24 @@ def test_not_for_a_smoke_run_nor_where_it_is_not_asked_for(monkeypatch, tmp_path
     assert list(searches(PAPER, ["plas-stab"], "small", tmp_path, trials=3))
 
 
+def test_a_strength_that_trials_found_is_not_tuned_again_unless_asked_for(monkeypatch, tmp_path):
+    here(monkeypatch)
+    known = replace(PAPER.experiments["headline"], strengths={"small": {"ewc": 7.0, "drcl-tuned": 0.5}})
+    told = replace(PAPER, experiments={**PAPER.experiments, "headline": known})
+    rows = [s.row for s in searches(told, ["headline"], "small", tmp_path)]
+    assert rows == ["ewc-slow", "sgp", "sgp-slow", "upgd", "upgd-slow"]
+    assert "ewc" in [s.row for s in searches(told, ["headline"], "paper", tmp_path)]  # found at another budget
+    assert "ewc" in [s.row for s in searches(told, ["headline"], "small", tmp_path, trials=3)]
+    planned = plan(told, ["headline"], "small", skip=False).runs
+    values = {run.row: run.config.method_options for run in planned}
+    assert values["ewc"]["lam"] == 7.0
+    assert values["drcl-tuned"]["strength"] == 0.5
+    assert values["drcl"]["strength"] == 10.0
+
+
 def test_a_strength_that_is_given_is_not_tuned(monkeypatch, tmp_path):
     here(monkeypatch)
-    rows = [s.row for s in searches(PAPER, ["headline"], "small", tmp_path, given={"ewc.lam": 3})]
+    rows = [s.row for s in searches(PAPER, ["headline"], "paper", tmp_path, given={"ewc.lam": 3})]
     assert "ewc" not in rows
     assert "ewc-slow" in rows
 

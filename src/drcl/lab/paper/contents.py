@@ -72,6 +72,7 @@ class Experiment:
     row: Mapping[str, Options] = field(default_factory=dict)
     match: Options = field(default_factory=dict)
     tune: int = 0  # trials for the strength of each row that has one
+    strengths: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what they found, by budget and row
 
 
 @dataclass(frozen=True)

@@ -135,12 +135,15 @@ def _of(
 
 
 def options_of(experiment: Experiment, row: Row, fitted: Mapping[str, Any], budget: str) -> dict[str, Any]:
-    """Later options win: the data set, the experiment, the row, the row in this experiment. The stand-in of a smoke run
-    takes only the row's options, because the experiment's network or rate does not suit it."""
+    """Later options win: the data set, the experiment, the row, the row in this experiment, the strength that trials
+    found for it. The stand-in of a smoke run takes only the row's options, because the experiment's network or rate
+    does not suit it."""
     if budget == "smoke":
         return {**fitted, **experiment.smoke, **row.options, **row.smoke}
     of_experiment = {**experiment.options, **getattr(experiment, budget)}
-    return {**fitted, **of_experiment, **row.options, **getattr(row, budget), **experiment.row.get(row.name, {})}
+    options = {**fitted, **of_experiment, **row.options, **getattr(row, budget), **experiment.row.get(row.name, {})}
+    found = experiment.strengths.get(budget, {}).get(row.name)
+    return options if found is None else options | _over(options, {f"method.{tunable(row)}": found})
 
 
 def own_options(paper: Paper, row: Row, given: Mapping[str, Any]) -> dict[str, Any]:

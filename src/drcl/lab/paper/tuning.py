@@ -37,7 +37,7 @@ def searches(
     root: Path | None = None,
 ) -> Iterator[Search]:
     """What to tune for these items; `trials` replaces the experiments' own number, 0 means none. A given strength is
-    not tuned."""
+    not tuned, nor, unless `trials` asks for it, one that earlier trials found."""
     for item in dict.fromkeys(items):
         experiment = paper.experiment_of(item)
         count = experiment.tune if trials is None else trials
@@ -47,7 +47,10 @@ def searches(
             place, fitted = paper.data[benchmark].at(budget)
             if missing_data(place, root):
                 continue
+            known = experiment.strengths.get(budget, {}) if trials is None else {}
             for name in experiment.rows:
+                if name in known:
+                    continue
                 row = paper.rows[name]
                 options = options_of(experiment, row, fitted, budget) | own_options(paper, row, given or {})
                 key = tunable(row)
