@@ -20,6 +20,7 @@ from benchmarks.studies import (
     bias,
     capacity,
     compared,
+    headline,
     methods,
     norms,
     pictures,
@@ -44,6 +45,7 @@ NOWHERE = ROOT / "no-data"  # verdicts must not depend on which data sets this m
 MARK = re.compile(r"<!-- table: (?P<name>[\w -]+) -->\n(?P<text>.*?)<!-- end -->", re.S)
 TABLES: dict[str, Callable[[], str]] = {
     "capacity": capacity.markdown,
+    "headline": headline.markdown,
     "methods": methods.markdown,
     "pictures": pictures.markdown,
     "reliability": figures.table,

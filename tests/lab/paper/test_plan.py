@@ -84,7 +84,7 @@ def test_a_plans_own_runs_fit_its_rows(tmp_path):
 def test_options_of_the_command_line_win():
     found = plan(PAPER, ["headline"], "small", {"epochs": "2", "ewc.lam": "7"}, skip=False)
     lam = {run.row: run.config.method_options.get("lam") for run in found.runs if run.config.method == "ewc"}
-    assert lam == {"ewc": 7.0, "ewc-slow": None}
+    assert lam == {"ewc": 7.0, "ewc-slow": PAPER.experiments["headline"].strengths["small"]["ewc-slow"]}
     assert {run.config.make_benchmark().epochs for run in found.runs} == {2}
 
 

@@ -1,0 +1,38 @@
+"""The table of the headline in docs/paper.md: every setting that was run, from results/paper/headline.jsonl.
+
+The runs are made by `drcl paper run headline --budget small`, and added by `drcl pack`.
+"""
+
+from __future__ import annotations
+
+from benchmarks.studies.compared import row, sorted_rows
+from benchmarks.studies.records import runs, table
+
+from drcl.lab.paper.contents import paper
+from drcl.lab.paper.matching import setting
+from drcl.lab.paper.plan import tunable
+from drcl.lab.runs.read import Run
+
+PLACE = "paper/headline.jsonl"
+HEAD = ("row", "strength", "later rate", "seeds", "average accuracy, %", "backward transfer, points", "when learned, %")
+
+
+def _cells(run: Run) -> tuple[str, str, str]:
+    """Title, strength and rate from the second task on: what tells settings apart."""
+    first = next(each for each in paper().rows.values() if each.method == run.method)
+    title, key = first.title, tunable(first) or ("strength" if run.method == "drcl" else "")
+    strength, later = setting(run, key) if key else None, setting(run, "later_lr")
+    if run.method == "drcl":
+        title = f"DRCL, k = {setting(run, 'iterations')}"
+    return title, "" if strength is None else f"{strength:g}", f"{setting(run, 'lr') if later is None else later:g}"
+
+
+def markdown() -> str:
+    groups: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs(PLACE):
+        groups.setdefault(_cells(run), []).append(run)
+    found = []
+    for (title, strength, rate), some in groups.items():
+        accuracy, cells = row(title, some)
+        found.append((accuracy, [title, strength, rate, *cells[1:]]))
+    return table(HEAD, sorted_rows(found))
