@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -33,7 +34,7 @@ def faults(word: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the setting is one of glibc on Linux")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is one of glibc")
 def test_pages_are_not_mapped_again() -> None:
     assert memory.keep()
     assert faults("keep") < faults("leave") / 10
