@@ -48,6 +48,26 @@ def test_it_is_sgd_bit_for_bit(options, ours):
         assert same(opt.state[p].get("momentum_buffer"), sgd.state[q].get("momentum_buffer"))
 
 
+@pytest.mark.parametrize("options", SGD_OPTIONS, ids=str)
+@pytest.mark.parametrize("shape", [(64,), (65,), (63,), (128, 33), (100, 100), (250, 256), (16, 8, 3, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_it_is_sgd_bit_for_bit_in_every_size(options, shape, dtype):
+    """Large tensors take torch's fused step, all others its plain one."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(shape, generator=generator, dtype=dtype)
+    start = start.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else start
+    one, two = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    opt, sgd = DRCL([one], lr=0.05, **options), torch.optim.SGD([two], lr=0.05, foreach=False, **options)
+    for _ in range(4):
+        one.grad = torch.randn(shape, generator=generator, dtype=dtype).contiguous(
+            memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format
+        )
+        two.grad = one.grad.clone()
+        opt.step(), sgd.step()
+    assert same(one, two)
+    assert same(opt.state[one].get("momentum_buffer"), sgd.state[two].get("momentum_buffer"))
+
+
 def test_it_is_sgd_through_groups():
     one, two = mlp(), mlp()
 
