@@ -27,6 +27,8 @@ Batches = list[dict[str, torch.Tensor]]
 SAMPLES, LENGTH, WIDTH = 200, 64, 64
 STEPS = 300  # of the adapter; the model has had twice as many
 STRENGTHS = ("auto", 0.003, 0.03)  # drcl as it comes, and preset="directions"
+SOURCES = ("Python that it learned", "its own text", "random bytes")
+CASES: list[tuple[str, Any]] = [("nothing", 0.0), *((source, k) for k in STRENGTHS for source in SOURCES)]
 RUNS = RESULTS / "self-samples" / "runs.csv"
 FIELDS = ("source", "strength", "seed", "before", "after", "learned")
 
@@ -47,8 +49,8 @@ def noise(seed: int) -> Batches:
     return [{"input_ids": part, "labels": part} for part in rows.split(16)]
 
 
-def study(seed: int) -> None:
-    """Every source at every strength, from one model."""
+def study(seed: int, todo: list[tuple[str, Any]]) -> None:
+    """Sources of importance at their strengths, all from one model."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -67,13 +69,13 @@ def study(seed: int) -> None:
         )
     )  # fmt: skip
     own.learn(base, torch.optim.AdamW(base.parameters(), lr=1e-3), python, 2 * STEPS)
-    sources: dict[str, Callable[[Any], Batches]] = {
-        "Python that it learned": lambda model: python[: -(-SAMPLES // 16)],
-        "its own text": lambda model: self_samples(model, n=SAMPLES, length=LENGTH, seed=seed),
-        "random bytes": lambda model: noise(seed),
-    }
-    cases: list[tuple[str, Any]] = [("nothing", 0.0), *((s, k) for k in STRENGTHS for s in sources)]
-    for source, strength in cases:
+    makers: list[Callable[[Any], Batches]] = [
+        lambda model: python[: -(-SAMPLES // 16)],
+        lambda model: self_samples(model, n=SAMPLES, length=LENGTH, seed=seed),
+        lambda model: noise(seed),
+    ]
+    sources = dict(zip(SOURCES, makers))
+    for source, strength in todo:
         torch.manual_seed(seed)
         model = get_peft_model(copy.deepcopy(base), LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
         adam = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -107,9 +109,11 @@ def markdown() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    done = {(row["source"], row["strength"], row["seed"]) for row in rows(RUNS)}
     for seed in parser.parse_args().seeds:
-        if str(seed) not in {row["seed"] for row in rows(RUNS)}:
-            study(seed)
+        todo = [(source, k) for source, k in CASES if (source, str(k), str(seed)) not in done]
+        if todo:
+            study(seed, todo)
 
 
 if __name__ == "__main__":
