@@ -37,7 +37,9 @@ from tests.attack import figures
 
 from drcl.lab.paper import ledger
 from drcl.lab.paper.contents import paper
+from drcl.lab.paper.layouts import render
 from drcl.lab.paper.studies import studies
+from drcl.lab.paper.tables import fill
 from drcl.lab.paper.verdicts import verdicts
 from drcl.lab.runs.read import find
 
@@ -47,12 +49,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "capacity": capacity.markdown,
     "headline": headline.markdown,
     "methods": methods.markdown,
+    "paper table1": lambda: paper_table("table1"),
+    "paper table2": lambda: paper_table("table2"),
     "pictures": pictures.markdown,
     "reliability": figures.table,
     "self-samples": self_samples.markdown,
     "storage": storage.markdown,
     "texts": texts.markdown,
     "untold": untold.markdown,
+    "untold sensitivity": untold.sensitivity,
     **{
         f"norms {kind} {net}": (lambda kind=kind, net=net: norms.table(kind, net))
         for kind in ("permuted", "split")
@@ -65,6 +70,12 @@ TABLES: dict[str, Callable[[], str]] = {
     **ratios.TABLES,
     **reproduced.TABLES,
 }
+
+
+def paper_table(name: str) -> str:
+    """As `drcl paper show NAME -f markdown` prints it, without columns in which nothing was run."""
+    found = fill(paper(), name, find([RESULTS / each for each in ("paper", "cifar100-10", "cifar100-20")]))
+    return render(found.only_run(), "markdown").rstrip()
 
 
 def filled(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:

@@ -5,9 +5,9 @@
 runs what results/untold/runs.csv lacks; `make tables` writes the table from it.
 
 Six tasks of permuted digits of scikit-learn (three tasks of Gaussian clusters for the toy), one head, on networks of
-many kinds. Forms: plain fine-tuning, DRCL(strength="auto"), the same unit with the pull k fixed (what tuning could
-find), and the presets "directions" and "weights" at their defaults. Judged on validation data; test digits are not
-touched.
+many kinds. Forms: plain fine-tuning, DRCL(strength="auto"), a third and three times the strength that it finds, the
+same unit with the pull k fixed (what tuning could find), and the presets "directions" and "weights" at their defaults.
+Judged on validation data; test digits are not touched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from benchmarks.studies.records import RESULTS, add, rows
+from benchmarks.studies.records import RESULTS, add, rows, table
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,6 +32,7 @@ from drcl.splitting import auto
 RUNS = RESULTS / "untold" / "runs.csv"
 FIELDS = ("problem", "form", "seed", "average", "learned")
 PULLS = (40, 150, 600)
+FACTORS = {"auto/3": 1 / 3, "auto*3": 3.0}
 FORMS = ("fine-tuning", "auto", *(f"k={k}" for k in PULLS), "directions", "weights")
 SAMPLES = 200
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -122,7 +123,7 @@ PROBLEMS: dict[str, Problem] = {
 
 
 def optimizer(net: nn.Module, lr: float | None, form: str) -> torch.optim.Optimizer:
-    preset = "auto" if form.startswith("k=") else form
+    preset = "auto" if form.startswith("k=") or form in FACTORS else form
     named = list(net.named_parameters())
     if lr is not None:
         inner = torch.optim.AdamW(named, lr=lr)
@@ -132,14 +133,21 @@ def optimizer(net: nn.Module, lr: float | None, form: str) -> torch.optim.Optimi
     return drcl.DRCL(named, lr=0.02, momentum=0.9, preset=preset)
 
 
+def changed(form: str) -> dict[str, Any]:
+    """What a form changes in the automatic strength."""
+    if form in FACTORS:
+        factor, pull, price = FACTORS[form], auto.pull, auto.price
+        return {"pull": lambda energy: factor * pull(energy), "price": lambda opt: factor * price(opt)}
+    return {"BELIEF": 0.0, "PRICE": 0.0, "PULL": float(form[2:])} if form.startswith("k=") else {"BELIEF": auto.BELIEF}
+
+
 def run(problem: str, form: str, seed: int) -> dict[str, Any]:
     _, make_data, make_net, lr, epochs = PROBLEMS[problem]
     torch.manual_seed(seed)
     net, tasks = make_net(), make_data(seed)
     opt = optimizer(net, lr, form)
     matrix = np.zeros((len(tasks), len(tasks)))
-    fixed = {"BELIEF": 0.0, "PRICE": 0.0, "PULL": float(form[2:])} if form.startswith("k=") else {"BELIEF": auto.BELIEF}
-    with mock.patch.multiple(auto, **fixed):
+    with mock.patch.multiple(auto, **changed(form)):
         for t, (x, y, _, _) in enumerate(tasks):
             rng = torch.Generator().manual_seed(1000 * seed + t)
             for _ in range(epochs):
@@ -172,27 +180,43 @@ def markdown() -> str:
             learned.setdefault(row["problem"], []).append(float(row["learned"]))
     head = ["network", "seeds", "fine-tuning", "**auto**", "learned", "best fixed k", "regret", "directions", "weights"]
     lines = ["| " + " | ".join(head) + " |", "|---" * 2 + "|---:" * 7 + "|"]
-    regrets = []
+    regrets, in_unit = [], []
     for name, (words, *_) in PROBLEMS.items():
-        mean = {form: statistics.fmean(found[name, form]) for form in FORMS if (name, form) in found}
-        if set(mean) != set(FORMS):
+        mean = {form: statistics.fmean(found[name, form]) for form in (*FORMS, *FACTORS) if (name, form) in found}
+        if not set(mean) >= set(FORMS):
             continue
         best, at = max((mean[f"k={k}"], k) for k in PULLS)
-        regrets.append(max(0.0, best - mean["auto"]))
+        in_unit.append(max(0.0, best - mean["auto"]))
+        regrets.append(max(mean.values()) - mean["auto"])
         cells = [words, str(len(found[name, "auto"])), f"{mean['fine-tuning']:.1f}", f"**{mean['auto']:.1f}**"]
         cells += [f"{statistics.fmean(learned[name]):.1f}", f"{best:.1f} ({at})", f"{regrets[-1]:.1f}"]
         cells += [f"{mean['directions']:.1f}", f"{mean['weights']:.1f}"]
         lines.append("| " + " | ".join(cells) + " |")
     if regrets:
-        said = f"mean {statistics.fmean(regrets):.1f}, worst {max(regrets):.1f}"
-        lines.append(f"| regret over all of them | | | | | | {said} | | |")
+        for whose, some in (("regret over all of them", regrets), ("the same, fixed k alone", in_unit)):
+            said = f"mean {statistics.fmean(some):.1f}, worst {max(some):.1f}"
+            lines.append(f"| {whose} | | | | | | {said} | | |")
     return "\n".join(lines)
+
+
+def sensitivity() -> str:
+    """Average accuracy after the last task at a third of the automatic strength, as it comes, and at three times it."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows(RUNS):
+        found.setdefault((row["problem"], row["form"]), []).append(float(row["average"]))
+    forms = ("auto/3", "auto", "auto*3")
+    body = [
+        [words, *(f"{statistics.fmean(found[name, form]):.1f}" for form in forms)]
+        for name, (words, *_) in PROBLEMS.items()
+        if all((name, form) in found for form in forms)
+    ]
+    return table(["network", "a third", "as it comes", "three times"], body)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--forms", nargs="+", choices=(*FORMS, *FACTORS), default=[*FORMS, *FACTORS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     args = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -257,7 +257,7 @@ def test_delta_is_the_derivative_by_the_outputs(tasks, memory):
     assert opt.progress.slope == pytest.approx(float(delta.square().sum()) * (1 + 4) / 2)
 
 
-@pytest.mark.parametrize(("delta", "price"), [(0.0, 0.0), (0.01, 1.0), (0.1, 2.0), (0.3, 2.0), (1.0, 5.0), (1e3, 5e3)])
+@pytest.mark.parametrize(("delta", "price"), [(0.0, 0.0), (0.01, 1.0), (0.1, 3.0), (0.3, 3.0), (1.0, 5.0), (1e3, 5e3)])
 def test_the_price_is_in_units_of_the_loss_within_limits(delta, price):
     opt = DRCL([("w", nn.Parameter(torch.zeros(2)))], lr=0.1)
     opt.progress.slope = delta**2

@@ -61,6 +61,13 @@ def test_averages_are_over_what_was_run_and_the_papers_too(runs):
     assert any("average, ours and the paper's, is over CIFAR-100 [10], CIFAR-100 [20]" in note for note in filled.notes)
 
 
+def test_columns_without_runs_can_be_left_out(runs):
+    filled = fill(PAPER, "table1", runs).only_run()
+    assert [head.title for head in filled.heads] == ["CIFAR-100 [10]", "CIFAR-100 [20]", "Avg."]
+    assert {len(line.cells) for line in filled.lines} == {3}
+    assert cell(filled, "ewc", 1).ours.mean == pytest.approx(62.0)
+
+
 def test_the_layout_is_the_papers():
     filled = fill(PAPER, "table1", [])
     titles = [head.title for head in filled.heads]

@@ -151,7 +151,8 @@ def _opening(here: Console, paper: Paper, planned: Plan, budget: Budget, searche
         )
     if searches:
         trials = sum(search.tuning.budget for search in searches)
-        here.print(Text(f"{trials} trials choose the strengths of {len(searches)} rows first", style="dim"))
+        of = "strength of one row" if len(searches) == 1 else f"strengths of {len(searches)} rows"
+        here.print(Text(f"{trials} trials choose the {of} first", style="dim"))
 
 
 def _tuned(here: Console, searches: Sequence[tuning.Search], at_once: int) -> dict[tuple[str, str], dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from drcl.lab.paper.contents import Paper, Printed, Table
 from drcl.lab.paper.matching import Found, find, scale
@@ -56,6 +56,12 @@ class Filled:
     @property
     def groups(self) -> tuple[str, ...]:
         return self.table.groups
+
+    def only_run(self) -> Filled:
+        """The same without columns in which nothing was run."""
+        kept = [k for k in range(len(self.heads)) if any(line.cells[k].ours.n for line in self.lines)]
+        lines = tuple(replace(line, cells=tuple(line.cells[k] for k in kept)) for line in self.lines)
+        return replace(self, heads=tuple(self.heads[k] for k in kept), lines=lines)
 
 
 def fill(paper: Paper, name: str, runs: Sequence[Run], budget: str = "small") -> Filled:
