@@ -23,7 +23,8 @@ def _cells(run: Run) -> tuple[str, str, str]:
     title, key = first.title, tunable(first) or ("strength" if run.method == "drcl" else "")
     strength, later = setting(run, key) if key else None, setting(run, "later_lr")
     if run.method == "drcl":
-        title = f"DRCL, k = {setting(run, 'iterations')}"
+        printed = setting(run, "splitting") == "douglas-rachford"
+        title = f"DRCL, k = {setting(run, 'iterations')}" if printed else paper().rows["drcl-weights"].title
     return title, "" if strength is None else f"{strength:g}", f"{setting(run, 'lr') if later is None else later:g}"
 
 
