@@ -21,7 +21,9 @@ def here(monkeypatch):
 def test_the_headlines_rows_have_four_trials_each(monkeypatch, tmp_path):
     here(monkeypatch)
     found = list(searches(PAPER, ["headline"], "small", tmp_path, trials=4))
-    assert [search.row for search in found] == ["ewc", "ewc-slow", "sgp", "sgp-slow", "upgd", "upgd-slow", "drcl-tuned"]
+    assert [search.row for search in found] == [
+        *("ewc", "ewc-slow", "sgp", "sgp-slow", "upgd", "upgd-slow", "drcl-tuned", "drcl-fast", "drcl-weights")
+    ]
     for search in found:
         assert (search.tuning.budget, search.tuning.tasks, search.tuning.seed) == (4, TASKS, SEED)
         assert search.tuning.out == tmp_path / "tuning" / "headline" / "cifar100-10" / search.row
@@ -45,7 +47,7 @@ def test_a_strength_that_trials_found_is_not_tuned_again_unless_asked_for(monkey
     known = replace(PAPER.experiments["headline"], strengths={"small": {"ewc": 7.0, "drcl-tuned": 0.5}})
     told = replace(PAPER, experiments={**PAPER.experiments, "headline": known})
     rows = [s.row for s in searches(told, ["headline"], "small", tmp_path)]
-    assert rows == ["ewc-slow", "sgp", "sgp-slow", "upgd", "upgd-slow"]
+    assert rows == ["ewc-slow", "sgp", "sgp-slow", "upgd", "upgd-slow", "drcl-fast", "drcl-weights"]
     assert "ewc" in [s.row for s in searches(told, ["headline"], "paper", tmp_path)]  # found at another budget
     assert "ewc" in [s.row for s in searches(told, ["headline"], "small", tmp_path, trials=3)]
     planned = plan(told, ["headline"], "small", skip=False).runs

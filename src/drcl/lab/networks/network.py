@@ -15,6 +15,14 @@ from drcl.lab.networks.trunks import TRUNKS, check
 from drcl.lab.streams import Stream, Task
 
 
+def _crashes(module: nn.Module) -> bool:
+    """Whether torch 2.13 writes beyond its memory: channels last, on a CPU without AVX-512, in the backward pass of a
+    strided 1x1 convolution with fewer than eight input channels."""
+    if not isinstance(module, nn.Conv2d):
+        return False
+    return module.kernel_size == (1, 1) and max(module.stride) > 1 and module.in_channels < 8
+
+
 class Network(nn.Module):
     """``network(x, head)`` returns the logits of that head; `head` may be left out if there is only one. `by_head`
     answers a batch in which every example has its own head.
@@ -29,6 +37,7 @@ class Network(nn.Module):
         self.trunk, self.heads = trunk, heads
         self.keeps_tasks_apart = has_task_statistics(trunk)  # norm layers with separate statistics per task
         self._learning: set[int] = set()  # heads of the tasks in training
+        self._channels_last = not any(_crashes(module) for module in trunk.modules())
 
     def forward(self, x: Tensor, head: int | None = None) -> Tensor:
         return self.heads(self.features(x, head), head)
@@ -37,7 +46,9 @@ class Network(nn.Module):
         """The features that the trunk gives to the heads, ``[B, heads.features]``."""
         if self.keeps_tasks_apart:
             select_task(self.trunk, self.heads.index(head))
-        if x.dim() == 4 and x.device.type == "cpu":  # convolutions and pooling are faster this way
+        if (
+            x.dim() == 4 and x.device.type == "cpu" and self._channels_last
+        ):  # convolutions and pooling are faster this way
             x = x.contiguous(memory_format=torch.channels_last)
         return self.trunk(x)
 
