@@ -256,7 +256,7 @@ def _sgd(optimizer: DRCL, group: dict[str, Any], chosen: list[Tensor]) -> None:
 def _fuses(p: Tensor, buffer: Tensor | None) -> bool:
     """Whether torch's fused SGD, one pass over memory instead of three, gives the same bits: on a CPU it does, except
     for the last values of a tensor that does not fill whole vectors."""
-    return p.numel() % 64 == 0 and native.usable(p, (p.grad, buffer))
+    return p.numel() > 0 and p.numel() % 64 == 0 and native.usable(p, (p.grad, buffer))
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------

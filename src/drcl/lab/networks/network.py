@@ -46,9 +46,7 @@ class Network(nn.Module):
         """The features that the trunk gives to the heads, ``[B, heads.features]``."""
         if self.keeps_tasks_apart:
             select_task(self.trunk, self.heads.index(head))
-        if (
-            x.dim() == 4 and x.device.type == "cpu" and self._channels_last
-        ):  # convolutions and pooling are faster this way
+        if self._channels_last and x.dim() == 4 and x.device.type == "cpu":  # convolutions are faster this way
             x = x.contiguous(memory_format=torch.channels_last)
         return self.trunk(x)
 
