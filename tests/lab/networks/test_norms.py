@@ -11,7 +11,16 @@ from torch import nn
 
 from drcl import DRCL
 from drcl.lab import networks
-from drcl.lab.networks.norms import BatchNorm, NormPolicy, PerTaskBatchNorm, judging, make_norm, select_task, settled
+from drcl.lab.networks.norms import (
+    BatchNorm,
+    NormPolicy,
+    PerTaskBatchNorm,
+    by_batch,
+    judging,
+    make_norm,
+    select_task,
+    settled,
+)
 from drcl.norms import POLICIES
 
 
@@ -137,6 +146,36 @@ def test_judging_is_evaluation_mode_for_a_while_and_for_one_kind_of_layer():
     with pytest.raises(RuntimeError, match="inside"), judging(model):
         raise RuntimeError("inside")
     assert [layer.training for layer in model] == [True, True, False]
+
+
+@pytest.mark.parametrize("policy", ["shared", "per-task", "batch"])
+def test_by_batch_normalises_as_torch_does_in_training_and_writes_nothing(policy):
+    own = make_norm(policy, 3, tasks=2)
+    kept = {name: b.clone() for name, b in own.named_buffers()}
+    maps, flat = 2 + 3 * torch.randn(4, 3, 5, 5), torch.randn(1, 3)
+    expected = nn.BatchNorm2d(3).train()(maps)
+    for training in (True, False):
+        own.train(training)
+        with by_batch(own):
+            torch.testing.assert_close(own(maps), expected)
+        assert all(torch.equal(b, kept[name]) for name, b in own.named_buffers())
+        assert "forward" not in vars(own)
+    with by_batch(own):
+        if policy == "batch":
+            with pytest.raises(ValueError, match="more than 1 value"):
+                own(flat)
+        else:
+            torch.testing.assert_close(own(flat), flat, rtol=1e-4, atol=1e-4)  # running mean 0 and variance 1
+    with pytest.raises(RuntimeError, match="inside"), by_batch(own):
+        raise RuntimeError("inside")
+    assert "forward" not in vars(own)
+
+
+def test_by_batch_leaves_frozen_and_averaged_layers_alone():
+    for policy in ("frozen", "averaged"):
+        own = make_norm(policy, 3)
+        with by_batch(own):
+            assert "forward" not in vars(own)
 
 
 def test_bad_arguments_are_named():

@@ -10,8 +10,9 @@ The gradient of the second term is taken at w + delta and added to that of the f
 for bit. At w itself the KL is at its minimum and has no gradient to follow, so the ascent starts at a random point
 `start` * ||w_l|| away: noise too small for float32 would leave a direction made of rounding.
 
-The term is taken in evaluation mode: no dropout, and norm statistics are not counted several times. With fewer than two
-correct examples it is left out.
+The term is taken without dropout, and norm layers use the statistics of its examples and write none. (With running
+statistics they would not follow the perturbation: in a deep network it would grow from layer to layer until training
+diverges.) With fewer than two correct examples the term is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from drcl.lab.common.fields import option
 from drcl.lab.methods import _checks
 from drcl.lab.methods.base import Batch, Knob
 from drcl.lab.methods.er import ER
-from drcl.lab.networks.norms import judging
+from drcl.lab.networks.norms import by_batch, judging
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -59,7 +60,7 @@ class STAR(ER):
         remembered = self.remembered(self.replay or self.setting.batch, self.generator("stability"))
         if remembered is None or len(remembered) < 2:
             return
-        with judging(self.model), torch.enable_grad():
+        with judging(self.model), by_batch(self.model), torch.enable_grad():
             examples, answers = self.correct(remembered)
             if len(examples) < 2:
                 return

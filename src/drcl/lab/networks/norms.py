@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -154,6 +155,27 @@ def judging(module: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[No
     finally:
         for layer, training in modes:
             layer.training = training
+
+
+@contextmanager
+def by_batch(module: nn.Module) -> Iterator[None]:
+    """Norm layers that train on batch statistics use them in every mode and write none. A single flat example, which
+    has no statistics, is normalised as before. "frozen" and "averaged" layers stay as they are."""
+    found = (layer for layer in module.modules() if isinstance(layer, BatchNorm))
+    layers = [layer for layer in found if type(layer) in (BatchNorm, PerTaskBatchNorm)]
+
+    def normalised(layer: BatchNorm, x: Tensor) -> Tensor:
+        if x.numel() == x.shape[1]:
+            return type(layer).forward(layer, x)
+        return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
+
+    for layer in layers:
+        layer.forward = partial(normalised, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
 
 
 def select_task(module: nn.Module, task: int) -> None:
