@@ -5,7 +5,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from benchmarks.studies import methods, norms, pictures, questions, records, reproduced, solver, storage
+import torch
+from benchmarks.studies import methods, moved, norms, pictures, questions, records, reproduced, solver, storage
 
 from drcl.lab.runs.read import find
 
@@ -211,3 +212,23 @@ def test_pictures_are_judged_on_validation_data(monkeypatch):
                 assert pictures.run(problem, optimizer, form, 7)["average"] == "50.00"
     assert {config.make_training().evaluate_on for config in seen} == {"valid"}
     assert {config.seed for config in seen} == {7}
+
+
+def test_movement_is_divided_as_the_arithmetic_says():
+    """y = v w x with v = w = 1: then v = 1.1 and w = 1.2, so first order 0.3 x and in all 0.32 x. A common shift of the
+    logits counts nothing: they are (y, 0)."""
+    then = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 2, bias=False))
+    with torch.no_grad():
+        then[0].weight.fill_(1.0)
+        then[1].weight.copy_(torch.tensor([[1.0], [0.0]]))
+    now = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 2, bias=True))
+    with torch.no_grad():
+        now[0].weight.fill_(1.1)
+        now[1].weight.copy_(torch.tensor([[1.2], [0.0]]))
+        now[1].bias.fill_(7.0)
+    x = torch.tensor([[1.0], [2.0]])  # mean of x^2: 2.5; about their mean, two logits (d, 0) have the square d^2 / 2
+    assert moved.size(now(x).detach() - then(x).detach()) == pytest.approx(0.32**2 * 2.5 / 2, rel=1e-4)
+    now[1].bias = None
+    first, whole = moved.taken_apart(now, then, x)
+    assert first == pytest.approx(0.3**2 * 2.5 / 2, rel=1e-5)
+    assert whole == pytest.approx(0.32**2 * 2.5 / 2, rel=1e-5)

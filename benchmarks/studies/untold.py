@@ -141,6 +141,16 @@ def changed(form: str) -> dict[str, Any]:
     return {"BELIEF": 0.0, "PRICE": 0.0, "PULL": float(form[2:])} if form.startswith("k=") else {"BELIEF": auto.BELIEF}
 
 
+def learn(net: nn.Module, opt: torch.optim.Optimizer, data: Data, epochs: int, seed: int, task: int) -> None:
+    """Train on one task."""
+    (x, y, *_), rng = data, torch.Generator().manual_seed(1000 * seed + task)
+    for _ in range(epochs):
+        for part in torch.randperm(len(x), generator=rng).split(32):
+            opt.zero_grad()
+            F.cross_entropy(net(x[part]), y[part]).backward()
+            opt.step()
+
+
 def run(problem: str, form: str, seed: int) -> dict[str, Any]:
     _, make_data, make_net, lr, epochs = PROBLEMS[problem]
     torch.manual_seed(seed)
@@ -148,13 +158,9 @@ def run(problem: str, form: str, seed: int) -> dict[str, Any]:
     opt = optimizer(net, lr, form)
     matrix = np.zeros((len(tasks), len(tasks)))
     with mock.patch.multiple(auto, **changed(form)):
-        for t, (x, y, _, _) in enumerate(tasks):
-            rng = torch.Generator().manual_seed(1000 * seed + t)
-            for _ in range(epochs):
-                for part in torch.randperm(len(x), generator=rng).split(32):
-                    opt.zero_grad()
-                    F.cross_entropy(net(x[part]), y[part]).backward()
-                    opt.step()
+        for t, data in enumerate(tasks):
+            learn(net, opt, data, epochs, seed, t)
+            x, y = data[:2]
             if isinstance(opt, drcl.DRCL):
                 estimator = (drcl.Fisher if form == "weights" else drcl.Kronecker)(samples=SAMPLES)
                 opt.consolidate(net, list(zip(x.split(100), y.split(100))), estimator)
