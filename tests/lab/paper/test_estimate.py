@@ -62,5 +62,5 @@ def test_a_probe_takes_some_time():
 def test_in_words():
     assert [told(value) for value in (0.001, 0.5, 2.345, 123.4)] == ["< 1 min", "30 min", "2.3 h", "123 h"]
     assert usual_file().name == "speeds.json"
-    nothing = plan(PAPER, ["heat"], "small", skip=False).only(["sgd"], [])
+    nothing = plan(PAPER, ["heat"], "small", skip=False, rows=["sgd"])
     assert estimated(PAPER, type(nothing)(()), Speeds(None, lambda *_: 1.0)) == "–"

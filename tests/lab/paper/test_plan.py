@@ -103,13 +103,21 @@ def test_an_option_for_a_row_that_is_not_there_is_refused():
 
 def test_part_of_a_plan():
     whole = plan(PAPER, ["table1"], "smoke")
-    part = whole.only(["sgd", "ewc"], ["cifar100-10"])
+    part = plan(PAPER, ["table1"], "smoke", rows=["sgd", "ewc"]).only(["cifar100-10"])
     assert {(run.row, run.benchmark) for run in part.runs} == {("sgd", "cifar100-10"), ("ewc", "cifar100-10")}
-    assert len(whole.only([], []).runs) == len(whole.runs)
+    assert len(whole.only([]).runs) == len(whole.runs)
     with pytest.raises(ValueError, match=r"row 'ewk' is not part of this: .*ewc"):
-        whole.only(["ewk"], [])
+        plan(PAPER, ["table1"], "smoke", rows=["ewk"])
     with pytest.raises(ValueError, match="benchmark 'cifar' is not part of this"):
-        whole.only([], ["cifar"])
+        whole.only(["cifar"])
+
+
+def test_an_option_need_only_suit_the_rows_that_are_asked_for():
+    """SGD has no lam: it is refused for all rows, and fine for EWC's alone."""
+    with pytest.raises(ValueError, match="'lam' is not an option of method 'joint'"):
+        plan(PAPER, ["headline"], "small", {"lam": 3.0}, skip=False)
+    (run, *_) = plan(PAPER, ["headline"], "small", {"lam": 3.0}, skip=False, rows=["ewc"]).runs
+    assert run.config.method_options["lam"] == 3.0
 
 
 def test_the_data_of_a_benchmark(tmp_path):

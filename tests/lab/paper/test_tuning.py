@@ -62,6 +62,9 @@ def test_a_strength_that_is_given_is_not_tuned(monkeypatch, tmp_path):
     rows = [s.row for s in searches(PAPER, ["headline"], "paper", tmp_path, given={"ewc.lam": 3})]
     assert "ewc" not in rows
     assert "ewc-slow" in rows
+    for some in (["ewc"], ["ewc", "ewc-slow"]):
+        assert not list(searches(PAPER, ["headline"], "paper", tmp_path, given={"lam": 3}, rows=some))
+    assert [s.row for s in searches(PAPER, ["headline"], "paper", tmp_path, rows=["sgp"])] == ["sgp"]
 
 
 def test_data_that_are_not_there_are_not_tuned_on(tmp_path):

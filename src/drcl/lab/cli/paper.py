@@ -115,11 +115,9 @@ def run(
     given: dict[str, Any] = parsed(option or [])
     pick = [[name.strip() for name in (text or "").split(",") if name.strip()] for text in (rows, benchmarks)]
     with told(USAGE, ValueError, TypeError, OSError):
-        searches = list(tuning.searches(paper, chosen, budget, place, trials, given, data))
-        searches = [
-            s for s in searches if (not pick[0] or s.row in pick[0]) and (not pick[1] or s.benchmark in pick[1])
-        ]
-        first = plan(paper, chosen, budget, given, data, seeds=seeds).only(*pick)
+        first = plan(paper, chosen, budget, given, data, seeds=seeds, rows=pick[0]).only(pick[1])
+        searches = list(tuning.searches(paper, chosen, budget, place, trials, given, data, pick[0]))
+        searches = [s for s in searches if not pick[1] or s.benchmark in pick[1]]
     _opening(here, paper, first, budget, searches)
     if not first.configs:
         fail("none of the data it needs are here; drcl data list shows what there is", FAILURE)
@@ -133,7 +131,8 @@ def run(
         strengths = _tuned(here, searches, at_once)
         with told(USAGE, ValueError, TypeError):
             todo = sweep.jobs(
-                plan(paper, chosen, budget, given, data, strengths, seeds).only(*pick).configs, place, data
+                plan(paper, chosen, budget, given, data, strengths, seeds, rows=pick[0]).only(pick[1]).configs,
+                *(place, data),
             )
         outcome = _sweep(here, todo, at_once, cluster, shared, jobs, quick=budget is Budget.smoke)
     _close(here, paper, chosen, budget, place, outcome, own=out is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,13 @@ class Plan:
         """Each run once: several benchmarks of the paper may have the same stand-in."""
         return list({run.config.name: run.config for run in self.runs}.values())
 
-    def only(self, rows: Sequence[str], benchmarks: Sequence[str]) -> Plan:
-        """The part of the plan with these rows and benchmarks; an empty list means all."""
-        for name, asked, known in (("row", rows, [r.row for r in self.runs]), ("benchmark", benchmarks, self._places)):
-            for each in asked:
-                if each not in known:
-                    raise ValueError(
-                        f"{name} {each!r} is not part of this: {nearest(each, list(dict.fromkeys(known)))}"
-                    )
-        kept = [r for r in self.runs if (not rows or r.row in rows) and (not benchmarks or r.benchmark in benchmarks)]
+    def only(self, benchmarks: Sequence[str]) -> Plan:
+        """The part of the plan with these benchmarks; an empty list means all."""
+        for each in benchmarks:
+            if each not in self._places:
+                found = list(dict.fromkeys(self._places))
+                raise ValueError(f"benchmark {each!r} is not part of this: {nearest(each, found)}")
+        kept = [run for run in self.runs if not benchmarks or run.benchmark in benchmarks]
         return Plan(tuple(kept), {k: v for k, v in self.skipped.items() if not benchmarks or k in benchmarks})
 
     @property
@@ -85,11 +83,12 @@ def plan(
     strengths: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
     seeds: int | None = None,
     skip: bool = True,
+    rows: Sequence[str] = (),
 ) -> Plan:
-    """The runs of these items. `given` are options for all runs or, as ``ROW.key``, for one row. They win over
-    `strengths`, which tuning found for a row on a benchmark. `seeds` replaces the experiments' own number. Without
-    `skip`, runs whose data are missing are planned too."""
-    _check(paper, items, given or {})
+    """The runs of these items, of all their `rows` unless some are named. `given` are options for all these rows or, as
+    ``ROW.key``, for one. They win over `strengths`, which tuning found for a row on a benchmark. `seeds` replaces the
+    experiments' own number. Without `skip`, runs whose data are missing are planned too."""
+    _check(paper, items, given or {}, rows)
     runs: list[Planned] = []
     skipped: dict[str, str] = {}
     for item in items:
@@ -103,35 +102,45 @@ def plan(
                 skipped[benchmark] = f"{', '.join(absent)} is not here ({how})"
                 continue
             count = seeds or experiment.seeds[budget]
-            runs += _of(paper, experiment, benchmark, budget, range(count), given or {}, strengths or {})
+            for seed in range(count):
+                for name in asked_for(experiment, rows):
+                    runs.append(
+                        _planned(paper, experiment, name, benchmark, budget, seed, given or {}, strengths or {})
+                    )
     return Plan(tuple(runs), skipped)
 
 
-def _check(paper: Paper, items: Sequence[str], given: Mapping[str, Any]) -> None:
+def _check(paper: Paper, items: Sequence[str], given: Mapping[str, Any], asked: Sequence[str]) -> None:
     rows = {row for item in items for row in paper.experiment_of(item).rows}
+    for each in asked:
+        if each not in rows:
+            raise ValueError(f"row {each!r} is not part of this: {nearest(each, sorted(rows))}")
     for key in given:
         head, dot, _ = key.partition(".")
         if dot and head in paper.rows and head not in rows:
             raise ValueError(f"-o {key}: {head} is not among the rows of {', '.join(items)}: {', '.join(sorted(rows))}")
 
 
-def _of(
+def asked_for(experiment: Experiment, rows: Sequence[str]) -> list[str]:
+    """The experiment's rows that are named in `rows`; all if none is named."""
+    return [name for name in experiment.rows if not rows or name in rows]
+
+
+def _planned(
     paper: Paper,
     experiment: Experiment,
+    name: str,
     benchmark: str,
     budget: str,
-    seeds: Iterable[int],
+    seed: int,
     given: Mapping[str, Any],
     strengths: Mapping[tuple[str, str], Mapping[str, Any]],
-) -> Iterable[Planned]:
-    place, fitted = paper.data[benchmark].at(budget)
-    for seed in seeds:
-        for name in experiment.rows:
-            row = paper.rows[name]
-            options = options_of(experiment, row, fitted, budget)
-            options |= _over(options, strengths.get((benchmark, name), {}))
-            options |= _over(options, own_options(paper, row, given))
-            yield Planned(name, benchmark, RunConfig.make(place, row.method, seed, options), row.cost)
+) -> Planned:
+    (place, fitted), row = paper.data[benchmark].at(budget), paper.rows[name]
+    options = options_of(experiment, row, fitted, budget)
+    options |= _over(options, strengths.get((benchmark, name), {}))
+    options |= _over(options, own_options(paper, row, given))
+    return Planned(name, benchmark, RunConfig.make(place, row.method, seed, options), row.cost)
 
 
 def options_of(experiment: Experiment, row: Row, fitted: Mapping[str, Any], budget: str) -> dict[str, Any]:

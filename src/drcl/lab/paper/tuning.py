@@ -10,7 +10,7 @@ from typing import Any
 
 from drcl.lab import benchmarks
 from drcl.lab.paper.contents import Paper, Row
-from drcl.lab.paper.plan import missing_data, options_of, own_options, tunable
+from drcl.lab.paper.plan import asked_for, missing_data, options_of, own_options, tunable
 from drcl.lab.sweeps.sweep import Backend, Job, Tell
 from drcl.lab.sweeps.tune import Tuning
 
@@ -35,9 +35,11 @@ def searches(
     trials: int | None = None,
     given: Mapping[str, Any] | None = None,
     root: Path | None = None,
+    rows: Sequence[str] = (),
 ) -> Iterator[Search]:
-    """What to tune for these items; `trials` replaces the experiments' own number, 0 means none. A given strength is
-    not tuned, nor, unless `trials` asks for it, one that earlier trials found."""
+    """What to tune for these items, in all their `rows` unless some are named; `trials` replaces the experiments' own
+    number, 0 means none. A given strength is not tuned, nor, unless `trials` asks for it, one that earlier trials
+    found."""
     for item in dict.fromkeys(items):
         experiment = paper.experiment_of(item)
         count = experiment.tune if trials is None else trials
@@ -48,7 +50,7 @@ def searches(
             if missing_data(place, root):
                 continue
             known = experiment.strengths.get(budget, {}) if trials is None else {}
-            for name in experiment.rows:
+            for name in asked_for(experiment, rows):
                 if name in known:
                     continue
                 row = paper.rows[name]
@@ -60,7 +62,7 @@ def searches(
 
 
 def _given(row: Row, key: str, given: Mapping[str, Any]) -> bool:
-    return any(name in given for name in (f"{row.name}.{key}", f"{row.name}.method.{key}"))
+    return any(start + name in given for start in ("", f"{row.name}.") for name in (key, f"method.{key}"))
 
 
 def _tuning(
