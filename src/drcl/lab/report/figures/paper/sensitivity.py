@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from drcl.lab.report.figures import style
 from drcl.lab.report.figures.paper import needs, panel
@@ -70,7 +70,8 @@ def draw(runs: Iterable[Run | Group]) -> Figure:
                 ax.fill_between(x, mean - spread, mean + spread, color=look.colour, alpha=0.15, linewidth=0)
                 ax.plot(x, mean, color=look.colour, linestyle=look.dash, marker=look.marker, label=name)
             ax.set_xscale("log")
-            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            ax.xaxis.set_major_locator(LogLocator(numticks=6))  # more labels would touch one another
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("e-0", "e-"))
             ax.xaxis.set_minor_locator(NullLocator())
             ax.set_xlabel("strength lambda")
             ax.set_ylabel(words)
