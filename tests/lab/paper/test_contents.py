@@ -85,6 +85,8 @@ def test_every_name_exists():
         assert set(experiment.rows) <= set(PAPER.rows)
         assert set(experiment.row) <= set(experiment.rows)
         assert set(experiment.benchmarks) <= set(PAPER.data)
+        assert set(experiment.like) <= set(experiment.benchmarks)
+        assert set(experiment.like.values()) <= set(PAPER.experiments)
         assert set(experiment.seeds) == set(BUDGETS)
     for item in PAPER.items:
         assert PAPER.experiment_of(item).name in PAPER.experiments

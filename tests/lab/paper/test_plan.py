@@ -101,6 +101,18 @@ def test_an_option_for_a_row_that_is_not_there_is_refused():
         plan(PAPER, ["headline"], "small", {"hat.lam": "1"})
 
 
+def test_a_figure_shares_the_runs_of_a_table_where_it_says_so():
+    """The last panel of fig1 shows the ten tasks of table1, so the same runs serve both."""
+
+    def made(item, rows):
+        found = plan(PAPER, [item], "small", rows=rows, skip=False)
+        return [run.config.to_toml() for run in found.runs if run.benchmark == "cifar100-10"]
+
+    rows = ["sgd", "upgd", "drcl", "directions"]
+    assert len(made("fig1", rows)) == len(rows)
+    assert made("fig1", rows) == made("table1", rows)
+
+
 def test_part_of_a_plan():
     whole = plan(PAPER, ["table1"], "smoke")
     part = plan(PAPER, ["table1"], "smoke", rows=["sgd", "ewc"]).only(["cifar100-10"])

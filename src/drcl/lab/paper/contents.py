@@ -73,6 +73,7 @@ class Experiment:
     match: Options = field(default_factory=dict)
     tune: int = 0  # trials for the strength of each row that has one
     strengths: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what they found, by budget and row
+    like: Mapping[str, str] = field(default_factory=dict)  # benchmark -> the experiment whose runs serve here too
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,10 @@ class Paper:
         if item not in self.items:
             raise ValueError(f"{item!r} is not a table, figure or ablation of the paper: {nearest(item, self.items)}")
         return self.experiments[self.items[item]]
+
+    def on(self, experiment: Experiment, benchmark: str) -> Experiment:
+        """The experiment whose settings hold on a benchmark: itself, or the one whose runs it shares there."""
+        return self.experiments[experiment.like[benchmark]] if benchmark in experiment.like else experiment
 
     def commands(self, claim: Claim, budget: str = "small") -> str:
         """The command that makes the runs for a claim."""

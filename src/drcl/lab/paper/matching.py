@@ -108,7 +108,7 @@ def find(
 
     A stand-in has its own network, so the `match` of an experiment does not apply to it.
     """
-    wanted = {**({} if stand_in else experiment.match), **paper.rows[row].match, **(match or {})}
+    wanted = {**({} if stand_in else paper.on(experiment, benchmark).match), **paper.rows[row].match, **(match or {})}
     method = paper.rows[row].method
     mine = [run for run in runs if run.benchmark == benchmark and run.method == method and fits(run, wanted)]
     groups = [g for g in group(mine) if g.finished]

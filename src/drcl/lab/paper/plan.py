@@ -137,7 +137,7 @@ def _planned(
     strengths: Mapping[tuple[str, str], Mapping[str, Any]],
 ) -> Planned:
     (place, fitted), row = paper.data[benchmark].at(budget), paper.rows[name]
-    options = options_of(experiment, row, fitted, budget)
+    options = options_of(paper.on(experiment, benchmark), row, fitted, budget)
     options |= _over(options, strengths.get((benchmark, name), {}))
     options |= _over(options, own_options(paper, row, given))
     return Planned(name, benchmark, RunConfig.make(place, row.method, seed, options), row.cost)

@@ -49,15 +49,16 @@ def searches(
             place, fitted = paper.data[benchmark].at(budget)
             if missing_data(place, root):
                 continue
-            known = experiment.strengths.get(budget, {}) if trials is None else {}
+            settings = paper.on(experiment, benchmark)
+            known = settings.strengths.get(budget, {}) if trials is None else {}
             for name in asked_for(experiment, rows):
                 if name in known:
                     continue
                 row = paper.rows[name]
-                options = options_of(experiment, row, fitted, budget) | own_options(paper, row, given or {})
+                options = options_of(settings, row, fitted, budget) | own_options(paper, row, given or {})
                 key = tunable(row)
                 if key and not _given(row, key, given or {}):
-                    folder = out / "tuning" / experiment.name / benchmark / name
+                    folder = out / "tuning" / settings.name / benchmark / name
                     yield Search(name, benchmark, key, _tuning(row, place, options, key, folder, count, root))
 
 
