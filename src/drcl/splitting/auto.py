@@ -10,9 +10,10 @@ k itself depends on how much room the network has left. To first order, a step l
 
     room(k) = sum of g^2 / (1 + k s)  over  sum of g^2,
 
-over everything that trains, including free heads. It is measured with the first gradients of a task: k lies half way,
-in logarithms, between `PULL` and the k that leaves `ROOM`. A network with room to spare is held more firmly; a small
-network that every new task needs completely is held less.
+over the parameters that are held. What nothing holds yet, such as the head of a new task, is left out: its gradients
+pass at every k, and however full the rest is, they would make it look free. Room is measured with the first gradients
+of a task: k lies half way, in logarithms, between `PULL` and the k that leaves `ROOM`. A network with room to spare is
+held more firmly; a small network that every new task needs completely is held less.
 
 But the strength never falls below a price: what the new loss must fall by to pay for moving the old outputs by one unit
 squared. The price does not depend on the steps: where loss + strength * penalty is smallest, k plays no part. A long
@@ -76,13 +77,10 @@ def watch(optimizer: DRCL) -> None:
     for group in optimizer.param_groups:
         weight = rate(group)
         for p in group["params"]:
-            if p.grad is None or not weight or (p in biases and optimizer.holds(group, p)):
+            if p.grad is None or not weight or p in biases or not optimizer.holds(group, p):
                 continue
             g = sharding.full(p.grad)
-            if not optimizer.holds(group, p):
-                values = g.coalesce().values() if g.is_sparse else g
-                total[0] += weight * float(values.double().square().sum())
-            elif p in layers:
+            if p in layers:
                 bias = layers[p].bias
                 beside = None if bias is None or bias.grad is None else sharding.full(bias.grad)
                 found = _along(layers[p].basis, g, beside, group["damping"])
