@@ -114,3 +114,16 @@ def test_bad_arguments_are_named():
         networks.build({"kind": "mlp", "wdith": 3}, stream())
     with pytest.raises(ValueError, match="norm='layer'"):
         networks.build({"kind": "mlp", "norm": "layer"}, stream())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_go_through_with_their_channels_innermost(channels):
+    """Whatever the number of channels, and with the same answer as in torch's usual layout."""
+    network = networks.build("cnn", stream(shape=(channels, 8, 8)))
+    seen = []
+    network.trunk.conv1.register_forward_hook(lambda module, given, out: seen.append(out))
+    x = torch.randn(5, channels, 8, 8)
+    answers = network(x[1:], 0)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert not seen[0].is_contiguous()
+    torch.testing.assert_close(answers, network.heads(network.trunk(x[1:]), 0))

@@ -23,6 +23,14 @@ def _crashes(module: nn.Module) -> bool:
     return module.kernel_size == (1, 1) and max(module.stride) > 1 and module.in_channels < 8
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    """`x` with its channels innermost. With one channel both layouts are the same in memory, and torch would choose the
+    slower one for all layers; this view has the strides of the other."""
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x.contiguous().view(len(x), *x.shape[2:], 1).movedim(-1, 1)
+
+
 class Network(nn.Module):
     """``network(x, head)`` returns the logits of that head; `head` may be left out if there is only one. `by_head`
     answers a batch in which every example has its own head.
@@ -47,7 +55,7 @@ class Network(nn.Module):
         if self.keeps_tasks_apart:
             select_task(self.trunk, self.heads.index(head))
         if self._channels_last and x.dim() == 4 and x.device.type == "cpu":  # convolutions are faster this way
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = _channels_last(x)
         return self.trunk(x)
 
     def by_head(self, x: Tensor, heads: Tensor) -> list[tuple[Tensor, Tensor]]:
