@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from drcl.lab.common import memory
 from drcl.lab.networks import TRUNKS
 from drcl.lab.networks.dropout import Dropout
+from drcl.lab.networks.network import channels_last
 
 BATCH = 64
 SPAWN = get_context("spawn")
@@ -30,7 +31,9 @@ NETS: dict[str, tuple[str, tuple[int, int, int], dict[str, float]]] = {
     "alexnet": ("alexnet", (3, 32, 32), {}),
     "alexnet half": ("alexnet", (3, 32, 32), {"width": 0.5}),
     "resnet": ("resnet18-reduced", (3, 32, 32), {}),
+    "resnet grey": ("resnet18-reduced", (1, 32, 32), {}),
     "cnn": ("cnn", (3, 32, 32), {}),
+    "cnn grey": ("cnn", (1, 28, 28), {}),
 }
 
 
@@ -61,7 +64,7 @@ def serve(name: str, laboratory: bool, threads: int, line: Connection) -> None:
     x, y = torch.randn(BATCH, *shape), torch.randint(10, (BATCH,))
     if laboratory:
         memory.keep()
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = channels_last(x)
     else:
         network = plain(network)
     while times := line.recv():

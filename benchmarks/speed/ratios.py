@@ -107,7 +107,9 @@ LAYOUTS = {
             "alexnet": "HAT AlexNet",
             "alexnet half": "HAT AlexNet, half width",
             "resnet": "reduced ResNet-18",
+            "resnet grey": "reduced ResNet-18, grey",
             "cnn": "small CNN, colour",
+            "cnn grey": "small CNN, grey",
         },
     ),
 }

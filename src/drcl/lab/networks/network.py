@@ -23,7 +23,7 @@ def _crashes(module: nn.Module) -> bool:
     return module.kernel_size == (1, 1) and max(module.stride) > 1 and module.in_channels < 8
 
 
-def _channels_last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     """`x` with its channels innermost. With one channel both layouts are the same in memory, and torch would choose the
     slower one for all layers; this view has the strides of the other."""
     if x.shape[1] > 1:
@@ -55,7 +55,7 @@ class Network(nn.Module):
         if self.keeps_tasks_apart:
             select_task(self.trunk, self.heads.index(head))
         if self._channels_last and x.dim() == 4 and x.device.type == "cpu":  # convolutions are faster this way
-            x = _channels_last(x)
+            x = channels_last(x)
         return self.trunk(x)
 
     def by_head(self, x: Tensor, heads: Tensor) -> list[tuple[Tensor, Tensor]]:
