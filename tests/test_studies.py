@@ -4,9 +4,10 @@ import csv
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from benchmarks.studies import methods, moved, norms, pictures, questions, records, reproduced, solver, storage
+from benchmarks.studies import fifty, methods, moved, norms, pictures, questions, records, reproduced, solver, storage
 
 from drcl.lab.runs.read import find
 
@@ -212,6 +213,20 @@ def test_pictures_are_judged_on_validation_data(monkeypatch):
                 assert pictures.run(problem, optimizer, form, 7)["average"] == "50.00"
     assert {config.make_training().evaluate_on for config in seen} == {"valid"}
     assert {config.seed for config in seen} == {7}
+
+
+def test_accuracy_at_the_end_comes_in_blocks_of_ten(monkeypatch):
+    """Twenty tasks: the first ten end at 40 %, the others at 80 %, and each was learned to 90 %."""
+    matrix = np.diag([0.9] * 20)
+    matrix[-1, :10], matrix[-1, 10:19] = 0.4, 0.8
+    matrix[-1, -1] = 0.8
+    values = {"average_accuracy": 0.6, "learning_accuracy": (19 * 0.9 + 0.8) / 20}
+    run = SimpleNamespace(benchmark="omniglot-50", method="sgd", tasks=20, matrix=matrix, value=values.__getitem__)
+    monkeypatch.setattr(fifty, "PLACES", {"omniglot-50": ("one pack",)})
+    monkeypatch.setattr(fifty, "runs", lambda place: (run,))
+    head, _, row = fifty.markdown("omniglot-50").splitlines()
+    assert head == "| method | all tasks at the end, % | when learned, % | 1 to 10 | 11 to 20 |"
+    assert row == "| SGD | 60.0 | 89.5 | 40.0 | 80.0 |"
 
 
 def test_movement_is_divided_as_the_arithmetic_says():

@@ -1,6 +1,6 @@
 """How much faster the laboratory's convolutional networks train on a CPU than the same layers as torch has them.
 
-    python -m benchmarks.speed.networks [--rounds R] [--threads T] [--record]
+    python -m benchmarks.speed.networks [--nets N ...] [--rounds R] [--threads T] [--record]
 
 The laboratory draws dropout masks with cheap random numbers, keeps images channels last, and keeps freed memory in the
 process. The two sides are two processes that take turns: forward pass, backward pass and no optimizer, batch 64.
@@ -97,9 +97,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--record", action="store_true", help="keep the ratios in results/speed")
     given = parser.parse_args()
-    found = {name: compare(name, given.rounds, given.threads) for name in NETS}
+    found = {name: compare(name, given.rounds, given.threads) for name in given.nets}
     if given.record:
         ratios.keep("networks", {1: "one", 2: "two"}.get(given.threads, str(given.threads)), found)
 

@@ -6,52 +6,49 @@ forget --budget small`; `drcl pack` puts them into results/.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from benchmarks.studies.compared import NAMES
-from benchmarks.studies.records import minus, runs, table
+from benchmarks.studies.records import runs, table
 
 from drcl.lab.paper.contents import paper
 from drcl.lab.paper.matching import setting
 from drcl.lab.paper.plan import tunable
 from drcl.lab.runs.read import Run
 
-MOMENTS = (1, 10, 20, 30, 40, 50)
-PLACES = {"mnist-permuted": "fifty/runs.jsonl", "omniglot-50": "paper/omniglot.jsonl"}
-DIRECTIONS = "DRCL, directions"
+PLACES = {
+    "mnist-permuted": ("fifty/runs.jsonl", "fifty/rivals.jsonl"),
+    "omniglot-50": ("paper/omniglot.jsonl", "paper/omniglot-rivals.jsonl"),
+}
+BLOCK = 10
 
 
 def _name(run: Run) -> str:
-    """The method and its strength, where it has one that was chosen."""
-    printed = run.method == "drcl" and setting(run, "splitting") == "douglas-rachford"
+    """The method and its strength, where one was chosen."""
     row = next(each for each in paper().rows.values() if each.method == run.method)
-    key = tunable(row) or ("strength" if run.method == "drcl" else "")
-    name = DIRECTIONS if run.method == "drcl-kronecker" else "DRCL as printed" if printed else NAMES[run.method]
-    return name if not key else f"{name}, {setting(run, key):g}"
+    if run.method != "drcl":
+        title = "DRCL, directions" if run.method == "drcl-kronecker" else NAMES[run.method]
+        key = tunable(row)
+    else:
+        printed = setting(run, "splitting") == "douglas-rachford"
+        title, key = "DRCL as printed" if printed else NAMES[run.method], "strength"
+    return f"{title}, {key} {setting(run, key):g}" if key else title
 
 
-def _so_far(matrix: np.ndarray) -> list[float]:
-    """The average accuracy of all tasks so far, in per cent, at each moment."""
-    return [100 * float(np.mean(matrix[t - 1, :t])) for t in MOMENTS if t <= len(matrix)]
-
-
-def _newest(matrix: np.ndarray) -> float:
-    """The mean accuracy, in per cent, of the last ten tasks when each was new."""
-    return 100 * float(np.mean(np.diag(matrix)[-10:]))
-
-
-def _cells(run: Run) -> Sequence[str]:
-    matrix = run.matrix
-    numbers = [*_so_far(matrix), 100 * float(matrix[-1, 0]), _newest(matrix)]
-    return [_name(run), *(minus(f"{number:.1f}") for number in numbers)]
+def _blocks(last: np.ndarray) -> list[float]:
+    """The mean accuracy at the end of the first ten tasks, the next ten, and so on."""
+    return [float(np.mean(last[k : k + BLOCK])) for k in range(0, len(last), BLOCK)]
 
 
 def markdown(benchmark: str) -> str:
-    """A row per method, those with the best accuracy at the end first."""
-    head = ["all so far, % · after", *map(str, MOMENTS), "first task at the end", "last ten when new"]
-    found = [run for run in runs(PLACES[benchmark]) if run.benchmark == benchmark]
-    return table(head, [_cells(run) for run in sorted(found, key=lambda run: -run.value("average_accuracy"))])
+    """A row per method, the best at the end first; accuracies in per cent."""
+    found = [run for place in PLACES[benchmark] for run in runs(place) if run.benchmark == benchmark]
+    found.sort(key=lambda run: -run.value("average_accuracy"))
+    blocks = [f"{k + 1} to {k + BLOCK}" for k in range(0, found[0].tasks if found else 0, BLOCK)]
+    body = []
+    for run in found:
+        numbers = [run.value("average_accuracy"), run.value("learning_accuracy"), *_blocks(run.matrix[-1])]
+        body.append([_name(run), *(f"{100 * number:.1f}" for number in numbers)])
+    return table(["method", "all tasks at the end, %", "when learned, %", *blocks], body)
 
 
 TABLES = {f"fifty {name}": (lambda name=name: markdown(name)) for name in PLACES}
