@@ -6,8 +6,8 @@ runs what results/untold/runs.csv lacks; `make tables` writes the table from it.
 
 Six tasks of permuted digits of scikit-learn (three tasks of Gaussian clusters for the toy), one head, on networks of
 many kinds. Forms: plain fine-tuning, DRCL(strength="auto"), a third and three times the strength that it finds, the
-same unit with the pull k fixed (what tuning could find), and the presets "directions" and "weights" at their defaults.
-Judged on validation data; test digits are not touched.
+same with one price for networks of every size, the same unit with the pull k fixed (what tuning could find), and the
+presets "directions" and "weights" at their defaults. Judged on validation data; test digits are not touched.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ FIELDS = ("problem", "form", "seed", "average", "learned")
 PULLS = (40, 150, 600)
 FACTORS = {"auto/3": 1 / 3, "auto*3": 3.0}
 FORMS = ("fine-tuning", "auto", *(f"k={k}" for k in PULLS), "directions", "weights")
+SAME = "same price"  # auto with one price for networks of every size
+EVERY = (*FORMS, *FACTORS, SAME)
 SAMPLES = 200
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -123,7 +125,7 @@ PROBLEMS: dict[str, Problem] = {
 
 
 def optimizer(net: nn.Module, lr: float | None, form: str) -> torch.optim.Optimizer:
-    preset = "auto" if form.startswith("k=") or form in FACTORS else form
+    preset = "auto" if form.startswith("k=") or form in (SAME, *FACTORS) else form
     named = list(net.named_parameters())
     if lr is not None:
         inner = torch.optim.AdamW(named, lr=lr)
@@ -135,6 +137,8 @@ def optimizer(net: nn.Module, lr: float | None, form: str) -> torch.optim.Optimi
 
 def changed(form: str) -> dict[str, Any]:
     """What a form changes in the automatic strength."""
+    if form == SAME:
+        return {"unforeseen": lambda opt: 1.0}
     if form in FACTORS:
         factor, pull, price = FACTORS[form], auto.pull, auto.price
         return {"pull": lambda energy: factor * pull(energy), "price": lambda opt: factor * price(opt)}
@@ -188,7 +192,7 @@ def markdown() -> str:
     lines = ["| " + " | ".join(head) + " |", "|---" * 2 + "|---:" * 7 + "|"]
     regrets, in_unit = [], []
     for name, (words, *_) in PROBLEMS.items():
-        mean = {form: statistics.fmean(found[name, form]) for form in (*FORMS, *FACTORS) if (name, form) in found}
+        mean = {form: statistics.fmean(found[name, form]) for form in EVERY if (name, form) in found}
         if not set(mean) >= set(FORMS):
             continue
         best, at = max((mean[f"k={k}"], k) for k in PULLS)
@@ -210,19 +214,19 @@ def sensitivity() -> str:
     found: dict[tuple[str, str], list[float]] = {}
     for row in rows(RUNS):
         found.setdefault((row["problem"], row["form"]), []).append(float(row["average"]))
-    forms = ("auto/3", "auto", "auto*3")
+    forms = ("auto/3", "auto", "auto*3", SAME)
     body = [
         [words, *(f"{statistics.fmean(found[name, form]):.1f}" for form in forms)]
         for name, (words, *_) in PROBLEMS.items()
         if all((name, form) in found for form in forms)
     ]
-    return table(["network", "a third", "as it comes", "three times"], body)
+    return table(["network", "a third", "as it comes", "three times", f"price {auto.PRICE:g} for all"], body)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
-    parser.add_argument("--forms", nargs="+", choices=(*FORMS, *FACTORS), default=[*FORMS, *FACTORS])
+    parser.add_argument("--forms", nargs="+", choices=EVERY, default=list(EVERY))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     args = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -286,6 +286,32 @@ def test_the_price_is_in_units_of_the_loss_within_limits(delta, price):
     assert auto.price(opt) == pytest.approx(price)
 
 
+def test_the_price_grows_with_the_cube_root_of_the_multiplications_of_an_answer():
+    """A convolution multiplies by its weights at every position, a layer of a sequence at every element.
+
+    A model that answers at every element of a sequence needs each weight once per answer.
+    """
+    torch.manual_seed(0)
+    pixels = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.GroupNorm(1, 5), nn.Flatten(), nn.Linear(5 * 64, 4))
+    sequence = nn.Sequential(nn.Linear(3, 6), nn.Flatten(), nn.Linear(6 * 7, 4))
+    tokens = nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 4))
+    y = torch.randint(4, (8,))
+    for model, x, count in (
+        (pixels, torch.randn(8, 3, 8, 8), 5 * 27 * 64 + 320 * 4),
+        (sequence, torch.randn(8, 7, 3), 18 * 7 + 42 * 4),
+        (tokens, torch.randn(8, 7, 3), 18 + 24),
+    ):
+        opt = DRCL(model.named_parameters(), lr=0.1)
+        opt.consolidate(model, [(x, y if model is not tokens else torch.randint(4, (8, 7)))])
+        assert opt.progress.made[-1]["multiplications"] == count
+        opt.progress.slope = 0.01
+        assert auto.price(opt) == pytest.approx(auto.PRICE * (max(count, auto.TRIED[0]) / auto.UNIT) ** (1 / 3))
+        opt.progress.made[-1]["multiplications"] = 10**12
+        assert auto.price(opt) == pytest.approx(auto.PRICE * (auto.TRIED[1] / auto.UNIT) ** (1 / 3))
+        opt.progress.made[-1]["multiplications"] = 0
+        assert auto.price(opt) == pytest.approx(auto.PRICE)
+
+
 def test_where_it_binds_the_minimiser_is_that_of_the_loss_and_the_price():
     """f = -g w + w^2 / 2 and price * s * w^2 / 2, from zero: w = g / (1 + price * s), however long the task is."""
     for lr, steps in ((0.05, 400), (0.01, 4000)):

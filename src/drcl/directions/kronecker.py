@@ -152,6 +152,7 @@ class Kronecker(Fisher):
                 arguments = (fisher, bare, data, parameters, call, history.groups, channels, self.largest)
                 passes = Passes(*arguments, twice=not once, measured=exact)
             passes.agree()
+            multiplications = passes.multiplications()
             fitted = None if self.memory is None else passes.fit(as_bytes(self.memory), self.rank, self.output_rank)
             weights = sum(p.numel() for p in parameters.values())
             factors = passes.factors()
@@ -181,7 +182,7 @@ class Kronecker(Fisher):
         # Keep the caller's order: reports use it.
         ordered = {name: importance[name] for name in parameters}
         with_earlier = frozenset(importance.keys() - rest.keys())
-        notes: dict[str, Any] = {"likelihood": fisher.describe()["likelihood"]}
+        notes: dict[str, Any] = {"likelihood": fisher.describe()["likelihood"], "multiplications": multiplications}
         if fitted is not None:
             notes["layers"] = fitted
         return Measured(ordered, bases, in_unit=True, with_earlier=with_earlier, notes=notes)

@@ -80,6 +80,11 @@ class Trial:
         self.onepass.forget([name for name in self.onepass.names if name not in names])
         self._keep(ranks.common(self.covered()))
 
+    def multiplications(self) -> int:
+        """How often the model multiplies by a weight with directions to answer once; a text has an answer per token."""
+        whole = sum(self.parameters[name].numel() * self.places[name] for name in self.layers)
+        return ranks.added(whole // self.answers) // ranks.added(1)
+
     def fit(self, memory: int, rank: int | None, output_rank: int | None = None) -> dict[str, str]:
         """Make the layers coarse enough for this many bytes; returns a description of each layer."""
         sizes = {name: Size.of(module) for name, module in self.layers.items()}
@@ -121,6 +126,7 @@ class Trial:
     def _try(self) -> None:
         """Keep only the layers whose taps give the right gradients on two samples."""
         self.places: dict[str, int] = {}
+        self.answers = 1
         self.onepass = onepass = OnePass(self.model, self.parameters)
         if not self.layers:
             onepass.forget(onepass.names)
@@ -144,6 +150,7 @@ class Trial:
         totals = {name: torch.zeros_like(t) for name, t in truth.items()}
         with onepass.tapped(), onepass.listening():
             output, target = self.forward(self.model, pair)
+            self.answers = self.fisher.answers(output, target, 2)
             onepass.layout(2, shapes)
             try:
                 onepass.backward(output, probe(output, target, 2), 2, MomentVisitor(onepass, totals, 2))

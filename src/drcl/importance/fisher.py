@@ -26,6 +26,7 @@ from drcl.importance.labels import (
     signed_cotangents,
 )
 from drcl.importance.likelihood import Likelihood, of_loss, of_model
+from drcl.importance.outputs import scored
 from drcl.per_sample.draw import draw, tensors
 from drcl.per_sample.plan import Cotangents, Forward, per_sample_moments
 
@@ -172,6 +173,12 @@ class Fisher(_FromSamples):
         if labels == "outputs":
             return output_cotangents(output, length, rng, target, **about)
         return sampled_cotangents(output, length, rng, target, **about)
+
+    def answers(self, output: Any, target: Any, length: int) -> int:
+        """How many labels a sample has: one, or one per position."""
+        if self.loss is not None and self._labels() == "empirical":
+            return 1
+        return max(1, sum(part.positions for part in scored(output, target, length, self._likelihood(), self._name())))
 
     def _labels(self) -> Labels:
         """As given, or the default of this estimator."""

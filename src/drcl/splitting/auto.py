@@ -17,9 +17,14 @@ held more firmly; a small network that every new task needs completely is held l
 
 But the strength never falls below a price: what the new loss must fall by to pay for moving the old outputs by one unit
 squared. The price does not depend on the steps: where loss + strength * penalty is smallest, k plays no part. A long
-task that pulls hard moves the old outputs as far as a low price lets it, and room does not see that. The price is
-`PRICE`, in units of the loss. A cross entropy rises by about half of a squared change of its outputs, so at a price of
-one the old losses would count as much as the new one.
+task that pulls hard moves the old outputs as far as a low price lets it, and room does not see that.
+
+The price is `PRICE`, in units of the loss, for a network that multiplies by `UNIT` weights to answer once. A cross
+entropy rises by about half of a squared change of its outputs, so at a price of one the old losses would count as much
+as the new one. But importance foresees changes of the outputs to first order only, and the more multiplications there
+are, the more the outputs move beyond that. So the price grows with their number: with its cube root, which was found by
+trial (docs/how/units.md), within the sizes of `TRIED`. A weight counts as often as it is used, such as a
+convolution's at every position; only layers with directions are counted. A language model answers at every token.
 
 This takes the loss to be a mean over samples, as the losses of torch are. For a loss on another scale the price is kept
 within `LEAST` and `MOST` times delta, the size of the loss's derivative with respect to the outputs. Since a gradient
@@ -53,7 +58,9 @@ PULL = 75.0
 ROOM = 0.25
 BELIEF = 0.5  # the weight of what the first gradients say, against PULL
 LESS, MORE = 64.0, 256.0  # the first gradients may lower k by at most LESS and raise it by at most MORE
-PRICE = 3.0  # of a change of the old outputs, in units of the loss
+PRICE = 3.0  # of a change of the old outputs, in units of the loss, in a network
+UNIT = 27_000  # of so many multiplications per answer
+TRIED = (1_000, 100_000_000)  # the smallest and the largest number of them that the price goes by
 LEAST, MOST = 5.0, 100.0  # limits of the price, in units of delta
 WATCHED = 16  # how many first gradients of a task are measured
 UNKNOWN = 1000  # steps of a task, if nothing is known of the last one
@@ -134,7 +141,16 @@ def pull(energy: list[float]) -> float:
 def price(optimizer: DRCL) -> float:
     """What the new loss must fall by to pay for moving the old outputs by one unit squared."""
     delta = math.sqrt(optimizer.progress.slope)
-    return min(max(PRICE, LEAST * delta), MOST * delta)
+    return min(max(PRICE, LEAST * delta), MOST * delta) * unforeseen(optimizer)
+
+
+def unforeseen(optimizer: DRCL) -> float:
+    """How much more a change of the old outputs costs than in a network of `UNIT` multiplications."""
+    made = optimizer.progress.made
+    known = made[-1].get("multiplications") if made else None
+    if not isinstance(known, int) or known <= 0:
+        return 1.0
+    return float((min(max(known, TRIED[0]), TRIED[1]) / UNIT) ** (1 / 3))
 
 
 def sizes(optimizer: DRCL, group: dict[str, Any], gamma: float, chosen: float, damping: float) -> Sizes:
