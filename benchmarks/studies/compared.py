@@ -17,6 +17,7 @@ from benchmarks.studies.records import (
     trials,
 )
 
+from drcl.lab.paper.matching import setting
 from drcl.lab.runs.read import Run
 
 NAMES = {
@@ -72,6 +73,17 @@ def cifar100(tasks: int) -> str:
     places = TEN if tasks == 10 else ("cifar100-20/runs.jsonl",)
     found = [row(NAMES[method], some) for method, some in by_method(*places).items()]
     return table(HEAD, sorted_rows(found))
+
+
+def longer() -> str:
+    """All tasks together, and DRCL as it comes, by epochs."""
+    body = []
+    for method, some in by_method(*TEN, "longer/runs.jsonl").items():
+        found: dict[int, list[Run]] = {}
+        for run in some if method in ("joint", "drcl-auto") else ():
+            found.setdefault(int(setting(run, "epochs")), []).append(run)
+        body += [[str(epochs), *row(NAMES[method], found[epochs])[1][:4]] for epochs in found]
+    return table(("epochs per task", *HEAD[:4]), sorted(body, key=lambda cells: int(cells[0])))
 
 
 def no_momentum() -> str:
@@ -178,6 +190,7 @@ def strengths(around: str = "") -> str:
 TABLES = {
     "cifar100-10": lambda: cifar100(10),
     "cifar100-20": lambda: cifar100(20),
+    "longer": longer,
     "no-momentum": no_momentum,
     "mnist": mnist,
     "vandeven": vandeven,

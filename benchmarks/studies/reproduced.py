@@ -12,6 +12,8 @@ from benchmarks.studies.records import RESULTS, measured, minus, runs, table
 
 from drcl.lab.runs.read import Run
 
+PLACES = ("reproduced/runs.jsonl", "reproduced/full.jsonl")
+
 
 @cache
 def plan() -> dict[str, Any]:
@@ -21,7 +23,7 @@ def plan() -> dict[str, Any]:
 def chosen(benchmark: str, method: str, where: Mapping[str, Any]) -> list[Run]:
     """One run per seed: the options named in `where` are as they are there."""
     found: dict[int | None, Run] = {}
-    for run in runs("reproduced/runs.jsonl"):
+    for run in (run for place in PLACES for run in runs(place)):
         given = {**run.options("benchmark_options"), **run.options("training"), **run.options("method_options")}
         same = all(given.get(key) == value for key, value in where.items())
         if (run.benchmark, run.method) == (benchmark, method) and same:

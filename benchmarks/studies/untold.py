@@ -34,7 +34,7 @@ FIELDS = ("problem", "form", "seed", "average", "learned")
 PULLS = (40, 150, 600)
 FACTORS = {"auto/3": 1 / 3, "auto*3": 3.0}
 FORMS = ("fine-tuning", "auto", *(f"k={k}" for k in PULLS), "directions", "weights")
-SAME = "same price"  # auto with one price for networks of every size
+SAME, AT = "same price", 3  # auto with one price, for networks of every size and any number of tasks
 EVERY = (*FORMS, *FACTORS, SAME)
 SAMPLES = 200
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -138,7 +138,7 @@ def optimizer(net: nn.Module, lr: float | None, form: str) -> torch.optim.Optimi
 def changed(form: str) -> dict[str, Any]:
     """What a form changes in the automatic strength."""
     if form == SAME:
-        return {"unforeseen": lambda opt: 1.0}
+        return {"unforeseen": lambda opt: AT / auto.PRICE}
     if form in FACTORS:
         factor, pull, price = FACTORS[form], auto.pull, auto.price
         return {"pull": lambda energy: factor * pull(energy), "price": lambda opt: factor * price(opt)}
@@ -220,7 +220,7 @@ def sensitivity() -> str:
         for name, (words, *_) in PROBLEMS.items()
         if all((name, form) in found for form in forms)
     ]
-    return table(["network", "a third", "as it comes", "three times", f"price {auto.PRICE:g} for all"], body)
+    return table(["network", "a third", "as it comes", "three times", f"price {AT} for all"], body)
 
 
 def main() -> None:

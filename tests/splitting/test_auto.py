@@ -132,13 +132,14 @@ def test_wrapped_optimizers_are_held_too(inner):
 
 
 def test_the_strength_follows_the_length_of_a_task():
-    _, opt = drift_of(100, 0.1, scale=0.01)
+    # The gradients are small, so that k / T is above the price.
+    _, opt = drift_of(100, 0.1, scale=0.001)
     k = auto.pull(opt.progress.energy)
     group = opt.param_groups[0]
     assert opt.strengths[0] == pytest.approx(k / (100 * 0.1), rel=0.01)
     opt.progress.steps, opt.progress.travel = 300, [30.0]  # three times as long as the last task
     assert auto.strength(opt, group) == pytest.approx(k / 30)
-    _, given = drift_of(100, 0.1, scale=0.01, horizon=400)
+    _, given = drift_of(100, 0.1, scale=0.001, horizon=400)
     assert given.strengths[0] == pytest.approx(auto.pull(given.progress.energy) / 40, rel=0.01)
 
 
@@ -279,7 +280,9 @@ def test_delta_is_the_derivative_by_the_outputs(tasks, memory):
     assert opt.progress.slope == pytest.approx(float(delta.square().sum()) * (1 + 4) / 2)
 
 
-@pytest.mark.parametrize(("delta", "price"), [(0.0, 0.0), (0.01, 1.0), (0.1, 3.0), (0.3, 3.0), (1.0, 5.0), (1e3, 5e3)])
+@pytest.mark.parametrize(
+    ("delta", "price"), [(0.0, 0.0), (0.01, 3.0), (0.1, 9.0), (0.3, 9.0), (1.0, 15.0), (1e3, 15e3)]
+)
 def test_the_price_is_in_units_of_the_loss_within_limits(delta, price):
     opt = DRCL([("w", nn.Parameter(torch.zeros(2)))], lr=0.1)
     opt.progress.slope = delta**2
@@ -310,6 +313,16 @@ def test_the_price_grows_with_the_cube_root_of_the_multiplications_of_an_answer(
         assert auto.price(opt) == pytest.approx(auto.PRICE * (auto.TRIED[1] / auto.UNIT) ** (1 / 3))
         opt.progress.made[-1]["multiplications"] = 0
         assert auto.price(opt) == pytest.approx(auto.PRICE)
+
+
+@pytest.mark.parametrize(("memory", "shares"), [("sum", [1, 2, 3]), (0.5, [1, 1.5, 1.75]), ("latest", [1, 1, 1])])
+def test_the_price_is_shared_by_the_tasks(memory, shares):
+    model = nn.Linear(3, 2)
+    opt = DRCL(model.named_parameters(), lr=0.1, preset="auto", memory=memory)
+    for share in shares:
+        opt.consolidate(model, [(torch.randn(8, 3), torch.randint(2, (8,)))])
+        opt.progress.slope = 0.01
+        assert auto.price(opt) == pytest.approx(auto.PRICE * (auto.TRIED[0] / auto.UNIT) ** (1 / 3) / share)
 
 
 def test_where_it_binds_the_minimiser_is_that_of_the_loss_and_the_price():

@@ -19,12 +19,14 @@ But the strength never falls below a price: what the new loss must fall by to pa
 squared. The price does not depend on the steps: where loss + strength * penalty is smallest, k plays no part. A long
 task that pulls hard moves the old outputs as far as a low price lets it, and room does not see that.
 
-The price is `PRICE`, in units of the loss, for a network that multiplies by `UNIT` weights to answer once. A cross
-entropy rises by about half of a squared change of its outputs, so at a price of one the old losses would count as much
-as the new one. But importance foresees changes of the outputs to first order only, and the more multiplications there
-are, the more the outputs move beyond that. So the price grows with their number: with its cube root, which was found by
-trial (docs/how/units.md), within the sizes of `TRIED`. A weight counts as often as it is used, such as a
-convolution's at every position; only layers with directions are counted. A language model answers at every token.
+The price is `PRICE`, in units of the loss, for a network that multiplies by `UNIT` weights to answer once and holds
+one task. A cross entropy rises by about half of a squared change of its outputs, so at a price of one the old
+losses would count as much as the new one. But importance foresees changes of the outputs to first order only, and the
+more multiplications there are, the more the outputs move beyond that. So the price grows with their number: with its
+cube root, which was found by trial (docs/how/units.md), within the sizes of `TRIED`. A weight counts as often as it is
+used, such as a convolution's at every position; only layers with directions are counted. A language model answers at
+every token. The more tasks hold the network, the less it moves, and the less it moves beyond the first order. So the
+price falls with their number, as if the mean over tasks had a price and not the sum.
 
 This takes the loss to be a mean over samples, as the losses of torch are. For a loss on another scale the price is kept
 within `LEAST` and `MOST` times delta, the size of the loss's derivative with respect to the outputs. Since a gradient
@@ -58,10 +60,10 @@ PULL = 75.0
 ROOM = 0.25
 BELIEF = 0.5  # the weight of what the first gradients say, against PULL
 LESS, MORE = 64.0, 256.0  # the first gradients may lower k by at most LESS and raise it by at most MORE
-PRICE = 3.0  # of a change of the old outputs, in units of the loss, in a network
+PRICE = 9.0  # of a change of one task's old outputs, in units of the loss, in a network
 UNIT = 27_000  # of so many multiplications per answer
 TRIED = (1_000, 100_000_000)  # the smallest and the largest number of them that the price goes by
-LEAST, MOST = 5.0, 100.0  # limits of the price, in units of delta
+LEAST, MOST = 15.0, 300.0  # limits of the price, in units of delta
 WATCHED = 16  # how many first gradients of a task are measured
 UNKNOWN = 1000  # steps of a task, if nothing is known of the last one
 # Importance is sorted into half octaves from 2^-40 to 2^24; weights that are free or have none go into the first.
@@ -100,9 +102,7 @@ def watch(optimizer: DRCL) -> None:
                 total, squares = total + weight * found, squares + float(found.sum())
     seen = progress.energy or [0.0] * PLACES
     progress.energy = [a + b for a, b in zip(seen, total.tolist())]
-    keep = keep_of(optimizer.solver.memory)
-    tasks = sum(keep**age for age in range(progress.tasks))
-    slope = squares * tasks / held if held > 0 else 0.0
+    slope = squares * counted(optimizer) / held if held > 0 else 0.0
     progress.slope += (slope - progress.slope) / (progress.steps + 1)
 
 
@@ -145,12 +145,19 @@ def price(optimizer: DRCL) -> float:
 
 
 def unforeseen(optimizer: DRCL) -> float:
-    """How much more a change of the old outputs costs than in a network of `UNIT` multiplications."""
+    """How much more a change of the old outputs costs than in a network of `UNIT` multiplications with one task."""
     made = optimizer.progress.made
     known = made[-1].get("multiplications") if made else None
+    factor = 1 / max(1.0, counted(optimizer))
     if not isinstance(known, int) or known <= 0:
-        return 1.0
-    return float((min(max(known, TRIED[0]), TRIED[1]) / UNIT) ** (1 / 3))
+        return factor
+    return float(factor * (min(max(known, TRIED[0]), TRIED[1]) / UNIT) ** (1 / 3))
+
+
+def counted(optimizer: DRCL) -> float:
+    """The number of tasks that count, where old ones fade."""
+    keep = keep_of(optimizer.solver.memory)
+    return sum(keep**age for age in range(optimizer.progress.tasks))
 
 
 def sizes(optimizer: DRCL, group: dict[str, Any], gamma: float, chosen: float, damping: float) -> Sizes:
