@@ -31,7 +31,7 @@ QUARTER = {"model.width": 0.25}
 # What it is, the benchmark, its options.
 PROBLEMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fashion": ("Fashion-MNIST, 5 tasks, MLP", "fashion-split", {}),
-    "mnist": ("permuted MNIST, 4 tasks, MLP", "mnist-permuted", {"benchmark.tasks": 4}),
+    "mnist": ("permuted MNIST, 4 tasks, MLP", "mnist-permuted", {"benchmark.tasks": 4, "valid": 0.1}),
     "cifar10": ("CIFAR-10, 5 tasks, AlexNet", "cifar10-split", {**QUARTER, "epochs": 2}),
     "cifar10-bn": (
         "CIFAR-10, 5 tasks, AlexNet with BatchNorm",
