@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,8 @@ from drcl.lab.common.words import clean
 from drcl.lab.report.table import COLUMNS, HELD, Column, Row, Statistic, benchmark_notes, row_text, rows
 from drcl.lab.runs.read import Run
 
+_NAME = 40  # the longest name of a method that stays on one line
+_WIDE = 220  # a table for a pipe or a file is as wide as its numbers need, up to this
 SUMMARY = ("average_accuracy", "backward_transfer", "unmoved", "relative_time")
 
 
@@ -47,7 +50,10 @@ def rich_table(table: Sequence[Row]) -> RenderableType:
 
 def _rich(mine: Sequence[Row], columns: Sequence[Column]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, title_justify="left", header_style="", pad_edge=False, padding=(0, 1))
-    shown.add_column(Text("method", style="bold"), no_wrap=True, vertical="bottom")
+    # A long name breaks between its settings, so that it leaves room for the numbers.
+    fits = all(len(row.label) <= _NAME for row in mine)
+    name = Text("method", style="bold")
+    shown.add_column(name, no_wrap=fits, overflow="fold", max_width=_NAME, min_width=_NAME // 2, vertical="bottom")
     shown.add_column(Text("seeds", style="dim"), justify="right")
     for column in columns:
         head = Text(column.title, style="bold", justify="right")
@@ -123,7 +129,10 @@ def _bar(row: Row, best: bool) -> Text:
 
 def _text(table: Sequence[Row]) -> str:
     out = io.StringIO()
-    Console(file=out, width=140, color_system=None, legacy_windows=False).print(rich_table(table))
+    console = Console(file=out, width=_WIDE, color_system=None, legacy_windows=False)
+    shown = rich_table(table)
+    console.width = max(140, min(_WIDE, Measurement.get(console, console.options, shown).maximum))
+    console.print(shown)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
