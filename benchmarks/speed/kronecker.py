@@ -105,7 +105,7 @@ class Ready:
         if steps is None:
             self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9, foreach=True)
         else:
-            self.optimizer = drcl.DRCL(named, lr=1e-3, momentum=0.9, preset="directions", plasticity_steps=steps)
+            self.optimizer = drcl.DRCL(named, lr=1e-3, momentum=0.9, preset="auto", plasticity_steps=steps)
         self.iterate(10)
         if steps is not None:
             self.optimizer.consolidate(self.model, self.data(), importance=drcl.Kronecker(**(options or {})))

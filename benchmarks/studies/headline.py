@@ -1,4 +1,4 @@
-"""The table of the headline in docs/paper.md: every setting that was run, from results/paper/headline.jsonl.
+"""The table of the headline in docs/paper.md: every setting that was run, from results/paper/headline*.jsonl.
 
 The runs are made by `drcl paper run headline --budget small`, and added by `drcl pack`.
 """
@@ -6,14 +6,13 @@ The runs are made by `drcl paper run headline --budget small`, and added by `drc
 from __future__ import annotations
 
 from benchmarks.studies.compared import row, sorted_rows
-from benchmarks.studies.records import runs, table
+from benchmarks.studies.records import RESULTS, runs, table
 
 from drcl.lab.paper.contents import paper
 from drcl.lab.paper.matching import setting
 from drcl.lab.paper.plan import tunable
 from drcl.lab.runs.read import Run
 
-PLACE = "paper/headline.jsonl"
 HEAD = ("row", "strength", "later rate", "seeds", "average accuracy, %", "backward transfer, points", "when learned, %")
 
 
@@ -30,8 +29,9 @@ def _cells(run: Run) -> tuple[str, str, str]:
 
 def markdown() -> str:
     groups: dict[tuple[str, str, str], list[Run]] = {}
-    for run in runs(PLACE):
-        groups.setdefault(_cells(run), []).append(run)
+    for pack in sorted(RESULTS.glob("paper/headline*.jsonl")):
+        for run in runs(f"paper/{pack.name}"):
+            groups.setdefault(_cells(run), []).append(run)
     found = []
     for (title, strength, rate), some in groups.items():
         accuracy, cells = row(title, some)

@@ -62,7 +62,7 @@ def run(problem: str, optimizer: str, form: str, seed: int) -> dict[str, Any]:
     _, benchmark, own = PROBLEMS[problem]
     method, options = FORMS[form]
     given = {**own, **OPTIMIZERS[optimizer], **options, "evaluate_on": "valid", "evaluate_unseen": False}
-    price = {"unforeseen": lambda opt: AT / auto.PRICE} if form == SAME else {"PRICE": auto.PRICE}
+    price = {"unforeseen": lambda opt: AT / auto.PRICE, "SPARE": 0.0} if form == SAME else {"PRICE": auto.PRICE}
     with TemporaryDirectory() as folder, mock.patch.multiple(auto, **price):
         config = RunConfig.make(benchmark, method, seed, {**given, "training.keep_checkpoint": False})
         execute(config, Path(folder) / "run")

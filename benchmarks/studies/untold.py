@@ -138,10 +138,11 @@ def optimizer(net: nn.Module, lr: float | None, form: str) -> torch.optim.Optimi
 def changed(form: str) -> dict[str, Any]:
     """What a form changes in the automatic strength."""
     if form == SAME:
-        return {"unforeseen": lambda opt: AT / auto.PRICE}
+        return {"unforeseen": lambda opt: AT / auto.PRICE, "SPARE": 0.0}
     if form in FACTORS:
-        factor, pull, price = FACTORS[form], auto.pull, auto.price
-        return {"pull": lambda energy: factor * pull(energy), "price": lambda opt: factor * price(opt)}
+        factor, pull, price, most = FACTORS[form], auto.pull, auto.price, auto.most
+        scaled = {"pull": lambda energy: factor * pull(energy), "most": lambda *told: factor * most(*told)}
+        return {**scaled, "price": lambda opt: factor * price(opt)}
     return {"BELIEF": 0.0, "PRICE": 0.0, "PULL": float(form[2:])} if form.startswith("k=") else {"BELIEF": auto.BELIEF}
 
 

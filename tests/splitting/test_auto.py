@@ -327,7 +327,7 @@ def test_the_price_is_shared_by_the_tasks(memory, shares):
 
 def test_where_it_binds_the_minimiser_is_that_of_the_loss_and_the_price():
     """f = -g w + w^2 / 2 and price * s * w^2 / 2, from zero: w = g / (1 + price * s), however long the task is."""
-    for lr, steps in ((0.05, 400), (0.01, 4000)):
+    for lr, steps in ((0.02, 1000), (0.01, 4000)):
         w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
         model = nn.Module()
         model.w = w
@@ -340,6 +340,28 @@ def test_where_it_binds_the_minimiser_is_that_of_the_loss_and_the_price():
         price = auto.price(opt)
         assert opt.strengths[0] == price > auto.pull(opt.progress.energy) / (lr * 10**6)
         torch.testing.assert_close(w.detach(), g / (1 + price * opt.state[w]["importance"]), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("steps", [200, 1000, 10_000])
+def test_in_a_full_network_as_much_passes_as_seven_free_steps(steps):
+    """All directions are equally important, so at the price alone next to nothing would pass.
+
+    At a pull of k, 1 / (1 + k) of each of the n steps passes. All of them together are 7 steps if k = n / 7 - 1.
+    """
+    w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    model = nn.Module()
+    model.w = w
+    opt = DRCL([("w", w)], lr=0.1, horizon=steps, preset="auto", plasticity_steps=1)
+    opt.consolidate(model, importance=Given(torch.ones(2, dtype=torch.float64)))
+    w.grad = torch.full((2,), 0.1, dtype=torch.float64)
+    opt.step()
+    whole = 0.1 * steps
+    assert auto.price(opt) * whole > 2 * (steps / 7 - 1) > auto.pull(opt.progress.energy)
+    assert opt.strengths[0] * whole == pytest.approx(steps / 7 - 1, rel=0.2)
+
+
+def test_the_limit_of_the_price_needs_gradients():
+    assert auto.most([], 100) == auto.most([0.0] * auto.PLACES, 100) == math.inf
 
 
 def test_around_adam_the_price_is_that_of_the_loss_in_its_step_sizes():
@@ -357,6 +379,9 @@ def test_around_adam_the_price_is_that_of_the_loss_in_its_step_sizes():
     low, high = (Sizes(opt, 0.01, 0.0, group, least).weights(w, s) for least in (0.0, 50.0))
     torch.testing.assert_close(low, s * metric.mean() / metric)
     torch.testing.assert_close(high, s * 50.0 / metric)
+    # In a full network it raises the strength at most so many times.
+    torch.testing.assert_close(Sizes(opt, 0.01, 0.0, group, 50.0, above=3.0).weights(w, s), 3 * low)
+    torch.testing.assert_close(Sizes(opt, 0.01, 0.0, group, 50.0, above=0.5).weights(w, s), low)
 
 
 # -- life --------------------------------------------------------------------------------------------------------------

@@ -28,6 +28,11 @@ used, such as a convolution's at every position; only layers with directions are
 every token. The more tasks hold the network, the less it moves, and the less it moves beyond the first order. So the
 price falls with their number, as if the mean over tasks had a price and not the sum.
 
+Where nearly all gradients point in important directions, the price alone would let a short task learn next to nothing.
+So the room that it leaves, times the number of steps of the task, is at least `SPARE`: what passes of all steps
+together is as much as so many steps without a hold. (Half as many around Adam and its kin, which enlarge the small
+gradients of unimportant directions, so that more passes than room says.)
+
 This takes the loss to be a mean over samples, as the losses of torch are. For a loss on another scale the price is kept
 within `LEAST` and `MOST` times delta, the size of the loss's derivative with respect to the outputs. Since a gradient
 is J^T delta and importance is the mean square of J,
@@ -40,7 +45,9 @@ what scale the loss has, and no more.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,6 +71,8 @@ PRICE = 9.0  # of a change of one task's old outputs, in units of the loss, in a
 UNIT = 27_000  # of so many multiplications per answer
 TRIED = (1_000, 100_000_000)  # the smallest and the largest number of them that the price goes by
 LEAST, MOST = 15.0, 300.0  # limits of the price, in units of delta
+SPARE = 7.0  # steps that the price leaves room for
+LARGEST = 1e9  # no k is larger
 WATCHED = 16  # how many first gradients of a task are measured
 UNKNOWN = 1000  # steps of a task, if nothing is known of the last one
 # Importance is sorted into half octaves from 2^-40 to 2^24; weights that are free or have none go into the first.
@@ -121,21 +130,37 @@ def _sorted(importance: Tensor, energy: Tensor) -> Tensor:
     return torch.bincount(place.flatten(), energy.double().flatten(), minlength=PLACES).cpu()
 
 
-def room(energy: list[float], k: float) -> float:
+def room(energy: Sequence[float], k: float) -> float:
     """The share of the energy that passes."""
     passed = energy[0] + sum(e / (1 + k * 2 ** (LOWEST + (i + 0.5) / 2)) for i, e in enumerate(energy[1:]))
     return passed / sum(energy)
 
 
-def pull(energy: list[float]) -> float:
-    """k, from the energy of the first gradients."""
-    if not sum(energy) > 0 or not math.isfinite(sum(energy)):
-        return PULL
-    low, high = PULL / LESS, PULL * MORE
+@functools.lru_cache(maxsize=64)
+def _leaving(energy: tuple[float, ...], share: float, low: float, high: float) -> float:
+    """The k between two limits that lets this share of the energy pass. It is asked for at every negotiation."""
     for _ in range(40):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if room(energy, middle) > ROOM else (low, middle)
-    return PULL ** (1 - BELIEF) * math.sqrt(low * high) ** BELIEF
+        low, high = (middle, high) if room(energy, middle) > share else (low, middle)
+    return math.sqrt(low * high)
+
+
+def _known(energy: list[float]) -> bool:
+    return 0 < sum(energy) < math.inf
+
+
+def pull(energy: list[float]) -> float:
+    """k, from the energy of the first gradients."""
+    if not _known(energy):
+        return PULL
+    return float(PULL ** (1 - BELIEF) * _leaving(tuple(energy), ROOM, PULL / LESS, PULL * MORE) ** BELIEF)
+
+
+def most(energy: list[float], steps: int) -> float:
+    """The largest k that the price may lead to in a task of so many steps."""
+    if not _known(energy):
+        return math.inf
+    return _leaving(tuple(energy), min(1.0, SPARE / steps), PULL / LESS, LARGEST)
 
 
 def price(optimizer: DRCL) -> float:
@@ -167,7 +192,16 @@ def sizes(optimizer: DRCL, group: dict[str, Any], gamma: float, chosen: float, d
     """
     if group["strength"] != AUTO:
         return Sizes(optimizer, gamma, damping)
-    return Sizes(optimizer, gamma, damping, group, price(optimizer) / chosen if chosen else 0.0)
+    energy = optimizer.progress.energy
+    # Optimizers that divide by the size of a gradient let more pass than its energy says.
+    above = most(energy, 2 * length(optimizer)) / pull(energy)
+    return Sizes(optimizer, gamma, damping, group, price(optimizer) / chosen if chosen else 0.0, above)
+
+
+def length(optimizer: DRCL) -> int:
+    """The number of steps of this task, as far as it is known."""
+    progress = optimizer.progress
+    return max(optimizer.solver.horizon or progress.horizon or UNKNOWN, progress.steps)
 
 
 def strength(optimizer: DRCL, group: dict[str, Any]) -> float:
@@ -176,10 +210,11 @@ def strength(optimizer: DRCL, group: dict[str, Any]) -> float:
     index = next(i for i, g in enumerate(optimizer.param_groups) if g is group)
     travel = progress.travel[index] if index < len(progress.travel) else 0.0
     mean = travel / progress.steps if progress.steps and travel else rate(group)
-    steps = optimizer.solver.horizon or progress.horizon or UNKNOWN
-    whole = max(steps * mean, travel)
+    whole = max(length(optimizer) * mean, travel)
     chosen = pull(progress.energy) / whole if whole > 0 else 0.0
-    group["chosen_strength"] = max(chosen, price(optimizer)) if chosen and told_by_groups(optimizer) else chosen
+    if chosen and told_by_groups(optimizer):
+        chosen = max(chosen, min(price(optimizer), most(progress.energy, length(optimizer)) / whole))
+    group["chosen_strength"] = chosen
     return float(group["chosen_strength"])
 
 
