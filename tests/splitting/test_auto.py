@@ -379,9 +379,6 @@ def test_around_adam_the_price_is_that_of_the_loss_in_its_step_sizes():
     low, high = (Sizes(opt, 0.01, 0.0, group, least).weights(w, s) for least in (0.0, 50.0))
     torch.testing.assert_close(low, s * metric.mean() / metric)
     torch.testing.assert_close(high, s * 50.0 / metric)
-    # In a full network it raises the strength at most so many times.
-    torch.testing.assert_close(Sizes(opt, 0.01, 0.0, group, 50.0, above=3.0).weights(w, s), 3 * low)
-    torch.testing.assert_close(Sizes(opt, 0.01, 0.0, group, 50.0, above=0.5).weights(w, s), low)
 
 
 # -- life --------------------------------------------------------------------------------------------------------------

@@ -64,7 +64,6 @@ def test_an_automatic_strength_around_adam_does_not_depend_on_the_scale_of_the_l
     """Adam cancels the scale. So must the hold, whether it comes from the length of the task or from delta's price."""
     monkeypatch.setattr(auto, "PRICE", float("inf"))
     monkeypatch.setattr(auto, "MOST", price)
-    monkeypatch.setattr(auto, "SPARE", 0.0)
     found = []
     for scale in (1.0, 1000.0):
         model, opt, ((x, y),) = problem("adam", "auto", normalise="none")

@@ -30,8 +30,8 @@ price falls with their number, as if the mean over tasks had a price and not the
 
 Where nearly all gradients point in important directions, the price alone would let a short task learn next to nothing.
 So the room that it leaves, times the number of steps of the task, is at least `SPARE`: what passes of all steps
-together is as much as so many steps without a hold. (Half as many around Adam and its kin, which enlarge the small
-gradients of unimportant directions, so that more passes than room says.)
+together is as much as so many steps without a hold. This is for SGD alone: Adam and its kin enlarge small gradients, so
+that more passes than room says.
 
 This takes the loss to be a mean over samples, as the losses of torch are. For a loss on another scale the price is kept
 within `LEAST` and `MOST` times delta, the size of the loss's derivative with respect to the outputs. Since a gradient
@@ -192,10 +192,7 @@ def sizes(optimizer: DRCL, group: dict[str, Any], gamma: float, chosen: float, d
     """
     if group["strength"] != AUTO:
         return Sizes(optimizer, gamma, damping)
-    energy = optimizer.progress.energy
-    # Optimizers that divide by the size of a gradient let more pass than its energy says.
-    above = most(energy, 2 * length(optimizer)) / pull(energy)
-    return Sizes(optimizer, gamma, damping, group, price(optimizer) / chosen if chosen else 0.0, above)
+    return Sizes(optimizer, gamma, damping, group, price(optimizer) / chosen if chosen else 0.0)
 
 
 def length(optimizer: DRCL) -> int:

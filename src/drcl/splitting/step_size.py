@@ -14,7 +14,6 @@ In an eigenbasis, Adam's metric 1/gamma is replaced by its diagonal along the di
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -52,8 +51,7 @@ class Sizes:
     """The step sizes of one group's finished proposal, relative to the sum of its rates.
 
     With `whole`, the group, they are relative to the mean step size of the group. A strength times `mean` is then a
-    strength for step sizes as they are. `least` is the smallest allowed `mean`, but it never raises `mean` more than
-    `above` times.
+    strength for step sizes as they are. `least` is the smallest allowed `mean`.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class Sizes:
         damping: float,
         whole: dict[str, Any] | None = None,
         least: float = 0.0,
-        above: float = math.inf,
     ) -> None:
         self.optimizer, self.gamma, self.damping = optimizer, gamma, damping
         self.mean: Tensor | float = 1.0
@@ -76,10 +73,7 @@ class Sizes:
                 total = torch.stack([sharding.squared(m.sqrt()) for m in metrics if m is not None]).sum()
                 self.mean = total / sum(p.numel() for p in moving)
             # clamp, because reading a number from the device would wait for it
-            if isinstance(self.mean, Tensor):
-                self.mean = torch.maximum(self.mean, (self.mean * above).clamp(max=least))
-            else:
-                self.mean = max(self.mean, min(least, self.mean * above))
+            self.mean = self.mean.clamp(min=least) if isinstance(self.mean, Tensor) else max(self.mean, least)
 
     def weights(self, p: Tensor, importance: Tensor) -> Tensor:
         """Importance plus damping, times gamma of each weight, divided by the sum of the rates."""
