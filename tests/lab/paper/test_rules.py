@@ -88,6 +88,17 @@ def test_each_side_comes_with_its_best(tmp_path):
     assert finding.verdict == "holds"
 
 
+def test_rows_that_share_fewer_seeds_do_not_count(tmp_path):
+    """The tuned row is far ahead, but only on one of the two seeds."""
+    rule = {"kind": "ahead", "metric": "average_accuracy", "ours": ["drcl", "drcl-tuned"], "theirs": ["ewc"]}
+    runs = headline(tmp_path, (0.5, 0.5), (0.55, 0.55))
+    tuned = {**PRINTED, "strength": 0.1}
+    runs.append(record(tmp_path, "cifar100-10", "drcl", 0, 0.7, of_benchmark=HEADLINE, of_method=tuned))
+    finding = judge({**rule, "margin": 1.0, "fail": 0.0}, evidence(runs), "headline")
+    assert finding.words.startswith("Ours 50.0 ± 0.0 against EWC 55.0")
+    assert finding.verdict == "fails"
+
+
 def test_less_may_be_better(tmp_path):
     rule = PAPER.claims["loss"].rules[0]
     ours = record(tmp_path, "cifar100-20", "drcl", of_benchmark=RESNET, of_method=PRINTED, curve=[(1, 0.5)])

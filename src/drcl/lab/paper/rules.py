@@ -91,7 +91,9 @@ def _ahead(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Find
     pairs = [(mine, other, gaps) for mine in ours for other in theirs if (gaps := _gaps(rule, mine, other))]
     if not pairs:
         return None
-    # Compare the best row of each side.
+    # Compare the best row of each side, of those that can be compared on the most seeds.
+    seeds = max(len(gaps) for _, _, gaps in pairs)
+    pairs = [pair for pair in pairs if len(pair[2]) == seeds]
     by_mine: dict[str, tuple[Found, Found, dict[int, float]]] = {}
     for pair in pairs:
         known = by_mine.get(pair[0].row)
