@@ -198,8 +198,8 @@ def test_a_table_of_pictures_has_the_regret_and_only_complete_rows(tmp_path, mon
     records.add(pictures.RUNS, pictures.FIELDS, [{**case, "form": f, "seed": s, "average": a} for f, s, a in lines])
     records.add(pictures.RUNS, pictures.FIELDS, [{**case, "optimizer": "Adam", "form": "auto", "average": 50}])
     *_, row, last = pictures.markdown().splitlines()
-    assert row == "| CIFAR-10, 5 tasks, AlexNet | SGD | 2 | 60.5 | **70.5** | 90.0 | 100.5 (0.03) | 30.0 |"
-    assert last.endswith("| mean 30.0, worst 30.0 |")
+    assert row == "| CIFAR-10, 5 tasks, AlexNet | SGD | 2 | 60.5 | **70.5** | 90.0 | 110.5 (0.03) | 40.0 | 80.5 |"
+    assert last.endswith("| mean 40.0, worst 40.0 |  |")
     assert pictures.markdown().count("AlexNet") == 1
 
 
