@@ -7,6 +7,7 @@ The second task: the same digits with their pixels in another order. Ends in tab
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -52,11 +53,10 @@ def adamw(model):
 
 def main(epochs, width):
     dist.init_process_group()
-    mixed = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    (first, old), (second, new) = task(torch.arange(64)), task(mixed)
+    first, old = task(torch.arange(64))
+    second, new = task(torch.randperm(64, generator=torch.Generator().manual_seed(1)))
     held = {"digits": old, "mixed pixels": new}
-    opt = DRCL.around(adamw(model := network(width)))
-    fit(model, opt, first, epochs)
+    fit(model := network(width), opt := DRCL.around(adamw(model)), first, epochs)
     opt.consolidate(model, first)  # each process has its own batches; all get the importance of all of them
     anchor = opt.anchor  # gathered: every process asks, and one may save it to a file
     for title in ("AdamW", "AdamW inside drcl"):
@@ -68,8 +68,7 @@ def main(epochs, width):
         fit(learner, opt, second, epochs)
         retention.measure(learner, "after", None if title == "AdamW" else opt)
         if dist.get_rank() == 0:
-            print(f"\n{retention}\n")
-    dist.barrier()  # so that no process exits while gloo's threads still free the tensors of the last exchange
+            print(f"\n{retention}\n", flush=True)
     dist.destroy_process_group()
 
 
@@ -78,3 +77,4 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=8, help="of each task")
     parser.add_argument("--width", type=int, default=100, help="of the hidden layers")
     main(**vars(parser.parse_args()))
+    os._exit(0)  # torch keeps gloo's threads; one that frees a tensor while Python shuts down would abort the process
