@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +74,24 @@ def group(runs: Iterable[Run | Group]) -> list[Group]:
     ]
     groups += [g for g in runs if isinstance(g, Group)]
     return sorted(groups, key=lambda g: (g.benchmark, g.method, g.label))
+
+
+def same_seeds(groups: Iterable[Group]) -> list[Group]:
+    """Groups reduced, per benchmark, to the seeds that all of them have; unchanged where they have none in common.
+
+    A seed decides the order of classes, so curves over different seeds differ before any method does.
+    """
+    groups = list(groups)
+    shared: dict[str, set[int | None]] = {}
+    for g in groups:
+        seeds = {run.seed for run in g.finished}
+        shared[g.benchmark] = shared.get(g.benchmark, seeds) & seeds
+    return [
+        replace(g, runs=tuple(run for run in g.finished if run.seed in shared[g.benchmark]))
+        if shared[g.benchmark]
+        else g
+        for g in groups
+    ]
 
 
 def _by_seed(run: Run) -> tuple[int, str]:

@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 
 from drcl.lab.report.figures import style
 from drcl.lab.report.figures.paper import needs, panel
-from drcl.lab.report.groups import Group
+from drcl.lab.report.groups import Group, same_seeds
 from drcl.lab.runs import metrics
 from drcl.lab.runs.read import Run
 
 TITLE = "The first task, and all tasks"
 CAPTION = (
     "Left: accuracy on the first task after each task. Right: average accuracy on the tasks seen so far. "
-    "The band is one standard deviation over seeds."
+    "The band is one standard deviation over seeds; only seeds that all methods have are drawn."
 )
 NEEDS = "finished runs of two tasks or more that were tested on all tasks seen after each task"
 NAME = "plas-stab"
@@ -23,7 +23,7 @@ NAME = "plas-stab"
 
 def draw(runs: Iterable[Run | Group]) -> Figure:
     """Two panels per benchmark, a line per method in each."""
-    groups = needs.groups_of(runs, NAME, NEEDS, lambda g: g.method != "joint" and _tested(g.finished[0]))
+    groups = same_seeds(needs.groups_of(runs, NAME, NEEDS, _suits))
     looks, boards = style.looks(groups), style.by_benchmark(groups)
     with style.styled():
         figure, axes = panel.grid(len(boards), 2)
@@ -46,14 +46,14 @@ def all_tasks(run: Run) -> list[float]:
     return metrics.accuracy_curve(run.matrix)
 
 
-def _tested(run: Run) -> bool:
-    return not any(value != value for value in first_task(run))
+def _suits(g: Group) -> bool:
+    return g.method != "joint" and not any(value != value for value in first_task(g.finished[0]))
 
 
 def describe(runs: Iterable[Run | Group]) -> str:
     """What the picture shows, for readers who cannot see it."""
     parts = []
-    for g in style.drawable(runs):
+    for g in same_seeds(g for g in style.drawable(runs) if _suits(g)):
         mean, _ = panel.over_seeds(g, first_task)
         whole, _ = panel.over_seeds(g, all_tasks)
         parts.append(f"{g.label} ends at {100 * mean[-1]:.1f} percent on task 1 and {100 * whole[-1]:.1f} on all tasks")
