@@ -67,15 +67,29 @@ def test_another_network_is_another_experiment(tmp_path):
     assert [r.path for r in find(PAPER, PAPER.experiments["dense"], "ewc", "cifar100-20", [other]).runs] == [other.path]
 
 
-def test_of_several_settings_the_one_with_most_seeds_counts_then_the_best(tmp_path):
+def test_of_several_settings_the_one_with_most_seeds_counts_and_accuracy_does_not_choose(tmp_path):
     def ewc(seed, accuracy, lam):
         given = {"of_benchmark": ALEXNET, "of_method": {"lam": lam}}
         return record(tmp_path, "cifar100-10", "ewc", seed, accuracy, **given)
 
     low, high, single = [ewc(0, 0.4, 1.0), ewc(1, 0.4, 1.0)], [ewc(0, 0.6, 2.0), ewc(1, 0.6, 2.0)], ewc(0, 0.9, 3.0)
     found = find(PAPER, TABLE, "ewc", "cifar100-10", [*low, *high, single])
-    assert [run.path for run in found.runs] == [run.path for run in high]
+    assert [run.path for run in found.runs] == [run.path for run in low]  # the first by its settings
     assert found.others == 2
+    more = ewc(2, 0.5, 2.0)
+    found = find(PAPER, TABLE, "ewc", "cifar100-10", [*low, *high, single, more])
+    assert [run.path for run in found.runs] == [run.path for run in (*high, more)]
+
+
+def test_a_row_takes_only_runs_with_its_own_settings(tmp_path):
+    def run(strength):
+        given = {"strength": strength, "normalise": "share", "rank": 256}
+        return record(tmp_path, "cifar100-10", "drcl-kronecker", 0, 0.5, of_benchmark=ALEXNET, of_method=given)
+
+    tuned, default = run(0.03), run(0.003)
+    found = find(PAPER, TABLE, "directions", "cifar100-10", [tuned, default])
+    assert [each.path for each in found.runs] == [default.path]
+    assert found.others == 0
 
 
 def test_values_fall_back_on_the_result_where_the_drift_was_not_kept(tmp_path):

@@ -104,7 +104,7 @@ def find(
     stand_in: bool = False,
 ) -> Found:
     """The finished runs of a row on a benchmark. If there are several settings, the one with the most seeds counts,
-    then the one with the best accuracy. Our rows and the rivals' follow the same rule.
+    then the first by its settings: to choose by accuracy would be to tune on test data.
 
     A stand-in has its own network, so the `match` of an experiment does not apply to it.
     """
@@ -114,8 +114,8 @@ def find(
     groups = [g for g in group(mine) if g.finished]
     if not groups:
         return Found(row, ())
-    best = max(groups, key=_rank)
-    return Found(row, best.finished, len(groups) - 1)
+    chosen = min(groups, key=lambda g: (-len(g.finished), g.label))
+    return Found(row, chosen.finished, len(groups) - 1)
 
 
 def of_item(paper: Paper, item: str, runs: Sequence[Run], budget: str) -> list[Group]:
@@ -132,11 +132,6 @@ def of_item(paper: Paper, item: str, runs: Sequence[Run], budget: str) -> list[G
                 seen |= {run.path for run in mine.runs}
                 found.append(Group(place, paper.rows[row].method, paper.rows[row].title, mine.runs))
     return found
-
-
-def _rank(g: Group) -> tuple[int, float]:
-    accuracy = Statistic.of(run.value("average_accuracy") for run in g.finished).mean
-    return (len(g.finished), -math.inf if math.isnan(accuracy) else accuracy)
 
 
 def scale(runs: Sequence[Run]) -> str:

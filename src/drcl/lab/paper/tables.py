@@ -177,5 +177,5 @@ def _notes(
         others = max((one.others for one in each), default=0)
         if others:
             title = paper.rows[row].title
-            notes.append(f"{title} was run in {others + 1} settings: shown is the one with most seeds, then the best.")
+            notes.append(f"{title} was run in {others + 1} settings: shown is the one with most seeds.")
     return notes
