@@ -99,11 +99,19 @@ def test_rows_that_share_fewer_seeds_do_not_count(tmp_path):
     assert finding.verdict == "fails"
 
 
+def test_only_seeds_that_both_have_are_told(tmp_path):
+    finding = judge(HEAD, evidence(headline(tmp_path, (0.60, 0.61, 0.20), (0.55, 0.55))), "headline")
+    assert finding.words.startswith("Ours 60.5 ± 0.7 against EWC 55.0 ± 0.0, +5.5 in the mean")
+    assert finding.seeds == 2
+
+
 def test_less_may_be_better(tmp_path):
     rule = PAPER.claims["loss"].rules[0]
     ours = record(tmp_path, "cifar100-20", "drcl", of_benchmark=RESNET, of_method=PRINTED, curve=[(1, 0.5)])
     theirs = record(tmp_path, "cifar100-20", "ewc", of_benchmark=RESNET, curve=[(1, 0.8)])
-    assert judge(rule, evidence([ours, theirs]), "dense").verdict == "holds"
+    finding = judge(rule, evidence([ours, theirs]), "dense")
+    assert finding.verdict == "holds"
+    assert finding.words == "Ours 0.50 against EWC 0.80, +0.30 in the mean"  # a loss is not a share
     worse = record(tmp_path, "cifar100-20", "spg", of_benchmark=RESNET, curve=[(1, 0.4)])
     assert judge(rule, evidence([ours, theirs, worse]), "dense").verdict == "fails"
 

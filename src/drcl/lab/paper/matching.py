@@ -62,6 +62,11 @@ class Found:
     def seeds(self) -> tuple[int, ...]:
         return tuple(run.seed for run in self.runs if run.seed is not None)
 
+    def at(self, seeds: Iterable[int]) -> Found:
+        """The same row on these seeds alone."""
+        wanted = set(seeds)
+        return Found(self.row, tuple(run for run in self.runs if run.seed in wanted), self.others)
+
     def statistic(self, metric: str) -> Statistic:
         return Statistic.of(value(run, metric) for run in self.runs)
 

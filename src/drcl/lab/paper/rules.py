@@ -16,7 +16,8 @@ from drcl.lab.paper.studies import Study
 from drcl.lab.runs import metrics
 from drcl.lab.runs.read import Run
 
-POINTS = frozenset({"learning_seconds", "parameters", "residual", "iterations"})  # measures that are not shares
+POINTS = frozenset({"learning_seconds", "parameters", "residual", "iterations", "training_loss"})  # not shares
+DIGITS = {"training_loss": 2}  # where one is not enough
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def _ahead(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Find
         if known is None or _mean(pair[2]) < _mean(known[2]):
             by_mine[pair[0].row] = pair
     mine, other, gaps = max(by_mine.values(), key=lambda pair: _mean(pair[2]))
+    mine, other = mine.at(gaps), other.at(gaps)  # what is told is what is compared
     gap, every = _mean(gaps), all(each > 0 for each in gaps.values())
     floor = rule.get("floor")
     kept = 0.0 if floor is None else _exact(100 * mine.statistic(floor["metric"]).mean)
@@ -108,7 +110,8 @@ def _ahead(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Find
     if rule.get("all") and len(theirs) < len(rule["theirs"]) and verdict != "fails":
         return None  # a rival that is ahead is enough to fail, but only all of them are enough to hold
     words = f"{_told(evidence, mine, rule['metric'])} against {_told(evidence, other, rule['metric'])}"
-    words += f", {_number(gap, sign=True)} in the mean" + ("" if every else ", not ahead on every seed")
+    digits = DIGITS.get(rule["metric"], 1)
+    words += f", {_number(gap, True, digits)} in the mean" + ("" if every else ", not ahead on every seed")
     if floor is not None:
         words += f", backward transfer {_number(kept)}" if floor["metric"] == "backward_transfer" else ""
     return Finding(verdict, words, (*mine.runs, *other.runs))
@@ -321,15 +324,15 @@ def _exact(value: float) -> float:
     return round(value, 9)
 
 
-def _number(value: float, sign: bool = False) -> str:
-    text = f"{value:+.1f}" if sign else f"{value:.1f}"
+def _number(value: float, sign: bool = False, digits: int = 1) -> str:
+    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
     return text.replace("-", "−")
 
 
 def _told(evidence: Evidence, found: Found, metric: str) -> str:
-    value = found.statistic(metric).scaled(_points(metric))
-    spread = "" if math.isnan(value.deviation) else f" ± {value.deviation:.1f}"
-    return f"{evidence.paper.rows[found.row].title} {_number(value.mean)}{spread}"
+    value, digits = found.statistic(metric).scaled(_points(metric)), DIGITS.get(metric, 1)
+    spread = "" if math.isnan(value.deviation) else f" ± {value.deviation:.{digits}f}"
+    return f"{evidence.paper.rows[found.row].title} {_number(value.mean, digits=digits)}{spread}"
 
 
 def verdict_of(findings: Sequence[Finding]) -> str:
