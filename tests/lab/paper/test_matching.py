@@ -1,12 +1,16 @@
 """Runs are found by what they were made with."""
 
 import math
+import tomllib
+from pathlib import Path
 
 import pytest
 from tests.lab.paper.records import ALEXNET, PRINTED, RESNET, record
 
 from drcl.lab.paper.contents import paper
 from drcl.lab.paper.matching import find, fits, of_item, scale, series, setting, training_loss, value
+from drcl.lab.paper.plan import plan
+from drcl.lab.runs.read import Run
 
 PAPER = paper()
 TABLE = PAPER.experiments["table1"]
@@ -139,3 +143,19 @@ def test_stand_ins_of_the_same_data_are_told_apart(tmp_path):
     )
     assert [r.path for g in of_item(PAPER, "forget", [twelve, shares], "smoke") for r in g.runs] == [twelve.path]
     assert [r.path for g in of_item(PAPER, "table1", [twelve, shares], "smoke") for r in g.runs] == [shares.path]
+
+
+@pytest.mark.parametrize("item", [*PAPER.tables, *PAPER.figures, *PAPER.ablations])
+@pytest.mark.parametrize("budget", ["small", "paper"])
+def test_the_runs_that_are_planned_for_a_row_fit_it_and_no_other(item, budget):
+    """Else the runs of one row would appear as settings of another."""
+    experiment = PAPER.experiment_of(item)
+    for each in plan(PAPER, [item], budget, skip=False, seeds=1).runs:
+        run = Run(Path("run"), config=tomllib.loads(each.config.to_toml()))
+        fit = [
+            name
+            for name in experiment.rows
+            if PAPER.rows[name].method == run.config["method"] and fits(run, PAPER.rows[name].match)
+        ]
+        assert fit == [each.row]
+        assert each.stand_in or fits(run, PAPER.on(experiment, each.benchmark).match)
