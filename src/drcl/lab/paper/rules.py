@@ -325,6 +325,7 @@ def _exact(value: float) -> float:
 
 
 def _number(value: float, sign: bool = False, digits: int = 1) -> str:
+    value = round(value, digits) + 0.0  # never "−0.0"
     text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
     return text.replace("-", "−")
 

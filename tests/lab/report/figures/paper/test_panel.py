@@ -37,7 +37,7 @@ def test_tasks_are_numbered_from_one_and_not_too_densely(tasks, most, shown):
     assert [int(label) - 1 for label in found] == list(ax.get_xticks())
 
 
-@pytest.mark.parametrize(("low", "high", "some"), [(0.3, 1.0, "0.5"), (1e-5, 1.0, "0.001")])
+@pytest.mark.parametrize(("low", "high", "some"), [(0.3, 1.0, "0.5"), (1e-5, 1.0, "0.001"), (1.0, 1.5, "1.2")])
 def test_logarithmic_axes_write_their_numbers_out(low, high, some):
     with style.styled():
         figure, ((ax,),) = panel.grid(1, 1)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from drcl.lab.report.figures import style
 from drcl.lab.report.figures.paper import needs, panel
@@ -69,6 +70,7 @@ def draw(runs: Iterable[Run | Group]) -> Figure:
                 x = moments(g.finished[0])
                 panel.lines(right, [g], loss, looks, x=x, markers=False, limits=(0, math.inf))
             panel.log_scale(right)
+            right.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             right.set_xlabel("step of a task")
             right.set_ylabel("training loss")
             for ax in (left, right):

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from drcl.lab.report.figures import style
 from drcl.lab.report.groups import Group
@@ -92,11 +92,13 @@ def over_tasks(ax: Axes, tasks: int, words: str = "after task", most: int = 10) 
 
 
 def log_scale(ax: Axes) -> None:
-    """A logarithmic axis upwards, numbers written out: powers of ten, with 2 and 5 between them where it is short."""
+    """A logarithmic axis upwards, numbers written out: powers of ten, with 2 and 5 between them where it is short, and
+    round numbers where it is so short that these would leave one number or none."""
     ax.set_yscale("log")
     low, high = ax.get_ylim()
-    short = math.log10(high / low) < 1.5
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if short else (1.0,)))
+    decades = math.log10(high / low)
+    powers = LogLocator(subs=(1.0, 2.0, 5.0) if decades < 1.5 else (1.0,))
+    ax.yaxis.set_major_locator(powers if decades > 0.5 else MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_minor_locator(NullLocator())
 
