@@ -172,6 +172,16 @@ def test_best(tmp_path, accuracy, verdict):
     assert judge(rule, evidence(runs), "abla-1").verdict == verdict
 
 
+def test_lambdas_are_compared_on_the_seeds_that_all_have(tmp_path):
+    """A second seed of one lambda is harder; that says nothing about lambda."""
+    runs = lambdas(tmp_path, (50, 55, 58, 60, 40), "accuracy")
+    harder = record(tmp_path, "cifar100-10", "drcl", 1, 0.2, of_benchmark=ALEXNET, of_method=PRINTED)
+    finding = judge(PAPER.claims["lambda-10"].rules[0], evidence([*runs, harder]), "abla-1")
+    assert finding.verdict == "holds"
+    assert "Ours 60.0" in finding.words
+    assert finding.seeds == 1
+
+
 def learned(values):
     """A matrix with these accuracies when a task is learned, and nothing else."""
     R = np.full((len(values), len(values)), np.nan)

@@ -157,6 +157,9 @@ def _beyond(value: float, bound: Mapping[str, float]) -> bool:
 
 def _along(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> dict[str, tuple[Found, float]]:
     found = _sides(rule, evidence, experiment, "rows")
+    shared = set.intersection(*({*each.seeds} for each in found)) if found else set()
+    if shared:  # or another order of classes would look like another lambda
+        found = [each.at(shared) for each in found]
     means = {each.row: (each, 100 * each.statistic(rule["metric"]).mean) for each in found}
     return {row: pair for row, pair in means.items() if not math.isnan(pair[1])}
 

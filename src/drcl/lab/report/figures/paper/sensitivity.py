@@ -11,14 +11,14 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from drcl.lab.report.figures import style
 from drcl.lab.report.figures.paper import needs, panel
-from drcl.lab.report.groups import Group
+from drcl.lab.report.groups import Group, same_seeds
 from drcl.lab.report.table import Statistic
 from drcl.lab.runs.read import Run
 
 TITLE = "Accuracy and forgetting against the strength"
 CAPTION = (
     "Left: average accuracy. Right: average forgetting. Both against the strength lambda of the protection; the "
-    "band is one standard deviation over seeds."
+    "band is one standard deviation over seeds; only seeds that all strengths have are drawn."
 )
 NEEDS = "finished runs of one method at two strengths or more, the rest of their options the same"
 NAME = "abla-1"
@@ -48,7 +48,8 @@ def series(groups: Sequence[Group]) -> dict[str, list[tuple[float, Group]]]:
             name = f"{several[0][1].method}, {several[0][1].benchmark}"
             while name in named:
                 name += " (other options)"
-            named[name] = sorted(several, key=lambda pair: pair[0])
+            alike = same_seeds(g for _, g in several)
+            named[name] = sorted(zip((value for value, _ in several), alike), key=lambda pair: pair[0])
     return named
 
 
