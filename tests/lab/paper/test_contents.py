@@ -129,6 +129,7 @@ def test_every_claim_asked_for_is_here():
         *("reflection", "k1", "early-stop", "lambda-10", "lambda-forgetting", "loss", "forgetting-matrix"),
         *("incremental-matrix", "stationary", "stationary-upgd", "sparser", "plasticity-lost", "stiffen", "flat"),
         *("stream-drop", "joint-transfer", "tag", "cost", "inference", "convergence", "replay"),
+        *("best-average", "least-forgetting", "first-task", "sequence"),
     }
     assert wanted <= set(PAPER.claims)
 

@@ -249,6 +249,19 @@ def test_flat_on_a_stand_in(tmp_path, lost, verdict):
     assert finding.words == f"{100 * lost:.1f} points at the end against 20.0"
 
 
+def test_flat_of_the_first_tasks_alone(tmp_path):
+    """Three tasks; EWC loses 20 points of the first and nothing of the second, DRCL one point of the first."""
+    nan = np.nan
+    ours, theirs = (np.array([[0.8, nan, nan], [0.8, 0.7, nan], [last, 0.7, 0.6]]) for last in (0.79, 0.6))
+    runs = [
+        record(tmp_path, "cifar100-10", "drcl", of_benchmark=ALEXNET, of_method=PRINTED, R=ours),
+        record(tmp_path, "cifar100-10", "ewc", of_benchmark=ALEXNET, R=theirs),
+    ]
+    rule = PAPER.claims["first-task"].rules[0]
+    assert judge(rule, evidence(runs), "plas-stab").words == "1.0 points at the end against 20.0"
+    assert judge({**rule, "group": 2}, evidence(runs), "plas-stab").words == "0.5 points at the end against 10.0"
+
+
 def study(**values):
     return {name: Study(name, {"a": {"accuracy": a}, "b": {"accuracy": b}}) for name, (a, b) in values.items()}
 

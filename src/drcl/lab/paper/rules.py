@@ -267,7 +267,9 @@ def _flat(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Findi
     ours, theirs = (_sides(rule, evidence, experiment, side) for side in ("ours", "theirs"))
     if not ours or not theirs:
         return None
-    mine, other = (100 * statistics.fmean(_all_forgetting(run) for run in side[0].runs) for side in (ours, theirs))
+    mine, other = (
+        100 * statistics.fmean(_forgetting(run, rule.get("group")) for run in side[0].runs) for side in (ours, theirs)
+    )
     if math.isnan(mine) or math.isnan(other):
         return None
     holds = mine <= rule["holds"] and mine <= other / 4
@@ -276,8 +278,9 @@ def _flat(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Findi
     return Finding(verdict, words, (*ours[0].runs, *theirs[0].runs))
 
 
-def _all_forgetting(run: Run) -> float:
-    return metrics.group_forgetting(run.matrix, range(run.tasks), run.tasks - 1)
+def _forgetting(run: Run, group: int | None) -> float:
+    """At the end, of all tasks or of the first ones."""
+    return metrics.group_forgetting(run.matrix, range(group or run.tasks), run.tasks - 1)
 
 
 # ---- without runs
