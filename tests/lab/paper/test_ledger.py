@@ -28,10 +28,20 @@ def test_a_row_per_claim_with_its_evidence(found, tmp_path):
     rows = [line for line in markdown(PAPER, found, tmp_path).splitlines() if line.startswith("| ")][1:]
     assert len(rows) == len(PAPER.claims)
     first = rows[0]
-    assert first.startswith("| DRCL is well ahead of EWC | Table 1:")
-    assert "| **holds** | Ours 61.0 ± 1.0 against EWC 55.0 ± 0.0" in first
-    assert first.endswith("| [runs](runs), `drcl paper run headline --budget small` |")
-    assert {line.replace(r"\|", "").count("|") for line in rows} == {8}
+    assert first.startswith("| **holds** | DRCL is well ahead of EWC<br>*Table 1:")
+    assert "* | Ours 61.0 ± 1.0 against EWC 55.0 ± 0.0" in first
+    assert "<br>*3 seeds; alexnet at 0.5 width, 12 epochs; " in first
+    assert first.endswith("*<br>[runs](runs), `drcl paper run headline --budget small` |")
+    assert {line.replace(r"\|", "").count("|") for line in rows} == {4}
+
+
+def test_what_was_not_run_has_its_command_alone(found, tmp_path):
+    (row,) = (line for line in markdown(PAPER, found, tmp_path).splitlines() if "DRCL outperforms SGP<br>" in line)
+    assert row.startswith("| **not run** |")
+    assert row.endswith(
+        "* | *half width and 12 epochs; the best of lambda 10 and a tuned one at two rates*"
+        "<br>`drcl paper run headline --budget small` |"
+    )
 
 
 def test_in_a_terminal(found):

@@ -54,6 +54,19 @@ def test_the_headline_tells_its_numbers(tmp_path):
     assert finding.scale == "alexnet at 0.5 width, 12 epochs"
 
 
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        ((0.54, 0.58), "+1.0 in the mean, not ahead on every seed, backward transfer −2.0"),
+        ((0.54, 0.52), "−2.0 in the mean, ahead on no seed, backward transfer −2.0"),
+        ((0.54,), "−1.0, backward transfer −2.0"),
+    ],
+)
+def test_the_headline_tells_on_how_many_seeds(tmp_path, ours, words):
+    finding = judge(HEAD, evidence(headline(tmp_path, ours, (0.55, 0.55))), "headline")
+    assert finding.words.endswith(", " + words)
+
+
 def test_the_headline_needs_runs_of_both_sides_on_the_same_seed(tmp_path):
     runs = headline(tmp_path, (0.6,), (0.5,))
     assert judge(HEAD, evidence(runs[:1]), "headline") is None
@@ -111,7 +124,7 @@ def test_less_may_be_better(tmp_path):
     theirs = record(tmp_path, "cifar100-20", "ewc", of_benchmark=RESNET, curve=[(1, 0.8)])
     finding = judge(rule, evidence([ours, theirs]), "dense")
     assert finding.verdict == "holds"
-    assert finding.words == "Ours 0.50 against EWC 0.80, +0.30 in the mean"  # a loss is not a share
+    assert finding.words == "Ours 0.50 against EWC 0.80, +0.30"  # a loss is not a share
     worse = record(tmp_path, "cifar100-20", "spg", of_benchmark=RESNET, curve=[(1, 0.4)])
     assert judge(rule, evidence([ours, theirs, worse]), "dense").verdict == "fails"
 

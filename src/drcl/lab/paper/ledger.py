@@ -51,14 +51,19 @@ def markdown(paper: Paper, found: Sequence[Verdict], beside: Path = Path()) -> s
     lines = [
         f"*{paper.title}* ({paper.authors}). {summary(found)}.",
         "",
-        "| claim | where | verdict | what was found | seeds | how far from the paper's setting | runs and command |",
-        "|---|---|---|---|---|---|---|",
+        "| verdict | claim, and where it stands | what was found; how far from the paper's setting; runs and command |",
+        "|---|---|---|",
     ]
     for verdict in found:
         claim = verdict.claim
-        far = "; ".join(part for part in (verdict.scale, claim.far) if part)
-        cells = [claim.says, claim.where, f"**{verdict.verdict}**", verdict.words or "–"]
-        cells += [str(verdict.seeds) if verdict.runs else "–", far or "–", _evidence(verdict, beside)]
+        seeds = f"{verdict.seeds} seed{'s' if verdict.seeds > 1 else ''}" if verdict.runs else ""
+        setting = "; ".join(part for part in (seeds, verdict.scale, claim.far) if part)
+        told = [verdict.words, setting and f"*{setting}*", _evidence(verdict, beside)]
+        cells = [
+            f"**{verdict.verdict}**",
+            f"{claim.says}<br>*{claim.where}*",
+            "<br>".join(part for part in told if part),
+        ]
         lines.append("| " + " | ".join(_md(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -110,11 +110,18 @@ def _ahead(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Find
     if rule.get("all") and len(theirs) < len(rule["theirs"]) and verdict != "fails":
         return None  # a rival that is ahead is enough to fail, but only all of them are enough to hold
     words = f"{_told(evidence, mine, rule['metric'])} against {_told(evidence, other, rule['metric'])}"
-    digits = DIGITS.get(rule["metric"], 1)
-    words += f", {_number(gap, True, digits)} in the mean" + ("" if every else ", not ahead on every seed")
+    words += f", {_number(gap, True, DIGITS.get(rule['metric'], 1))}" + _on_seeds(gaps)
     if floor is not None:
         words += f", backward transfer {_number(kept)}" if floor["metric"] == "backward_transfer" else ""
     return Finding(verdict, words, (*mine.runs, *other.runs))
+
+
+def _on_seeds(gaps: Mapping[int, float]) -> str:
+    if len(gaps) == 1:
+        return ""
+    if all(gap > 0 for gap in gaps.values()):
+        return " in the mean"
+    return " in the mean, " + ("not ahead on every seed" if any(g > 0 for g in gaps.values()) else "ahead on no seed")
 
 
 def _ratio(rule: Mapping[str, Any], evidence: Evidence, experiment: str) -> Finding | None:
