@@ -7,7 +7,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from benchmarks.studies import fifty, methods, moved, norms, pictures, questions, records, reproduced, solver, storage
+from benchmarks.studies import (
+    fifty,
+    methods,
+    moved,
+    norms,
+    pictures,
+    questions,
+    records,
+    reproduced,
+    solver,
+    storage,
+    streams,
+)
 
 from drcl.lab.runs.read import find
 
@@ -227,6 +239,20 @@ def test_accuracy_at_the_end_comes_in_blocks_of_ten(monkeypatch):
     head, _, row = fifty.markdown("omniglot-50").splitlines()
     assert head == "| method | all tasks at the end, % | when learned, % | 1 to 10 | 11 to 20 |"
     assert row == "| SGD | 60.0 | 89.5 | 40.0 | 80.0 |"
+
+
+def test_a_stream_is_shown_in_blocks_of_ten_and_the_best_learner_comes_first(monkeypatch):
+    def run(method, online):
+        found = SimpleNamespace(method=method, result={"per_task": {"online_accuracy": online}})
+        found.value = lambda name: {"average_accuracy": 0.125}[name]
+        return found
+
+    some = (run("sgd", [0.5] * 10 + [0.25] * 10), run("upgd", [0.5] * 20))
+    monkeypatch.setattr(streams, "runs", lambda place: some)
+    head, _, first, second = streams.markdown().splitlines()
+    assert head == "| method | all tasks | 1 to 10 | 11 to 20 | known at the end |"
+    assert first == "| UPGD | 50.0 | 50.0 | 50.0 | 12.5 |"
+    assert second == "| SGD | 37.5 | 50.0 | 25.0 | 12.5 |"
 
 
 def test_movement_is_divided_as_the_arithmetic_says():

@@ -27,6 +27,24 @@ def test_it_tells_what_a_result_depends_on():
     assert told["processes"] == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("processor\t: 0\nvendor_id\t: A\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nstepping\t: 1\n\n"
+         "processor\t: 1\nmodel\t\t: 9\n", "AMD EPYC (26.2.1)"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", " (0x41.0xd0c)"),
+        ("", ""),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_the_model_of_the_processor(tmp_path, told, name):
+    file = tmp_path / "cpuinfo"
+    if told is not None:
+        file.write_text(told)
+    usual = platform.processor() or platform.machine()
+    assert environment.processor(file) == (name if name.startswith("AMD") else usual + name)
+
+
 def test_a_package_that_is_not_installed_has_no_version():
     assert environment._version("no such package") is None
 

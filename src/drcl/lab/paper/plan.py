@@ -103,10 +103,11 @@ def plan(
                 continue
             count = seeds or experiment.seeds[budget]
             for seed in range(count):
+                own: dict[str, Planned] = {}
                 for name in asked_for(experiment, rows):
-                    runs.append(
-                        _planned(paper, experiment, name, benchmark, budget, seed, given or {}, strengths or {})
-                    )
+                    one = _planned(paper, experiment, name, benchmark, budget, seed, given or {}, strengths or {})
+                    own.setdefault(one.config.name, one)  # trials of a row may have chosen another row's strength
+                runs += own.values()
     return Plan(tuple(runs), skipped)
 
 

@@ -181,8 +181,7 @@ def benchmark_notes(table: Sequence[Row], benchmark: str) -> list[str]:
         notes.append("The methods were not run on the same seeds: " + "; ".join(parts) + ".")
     elif any(len(row.seeds) == 1 for row in counted):
         notes.append("One seed only: the spread is not known, and small differences mean nothing.")
-    machines = {str((run.environment.get("machine"), run.environment.get("threads"))) for run in _counted(counted)}
-    if len(machines) > 1:
+    if len({run.machine for run in _counted(counted)}) > 1:
         notes.append("The runs were made on different machines or with different threads; times do not compare.")
     training = {str(sorted(run.options("training").items())) for run in _counted(counted)}
     if len(training) > 1:

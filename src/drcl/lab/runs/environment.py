@@ -23,7 +23,7 @@ def describe(device: torch.device, plugin_names: Iterable[str] = ()) -> dict[str
     outside = plugins.describe(plugin_names)
     machine: dict[str, Any] = {
         "system": platform.system(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
@@ -34,6 +34,19 @@ def describe(device: torch.device, plugin_names: Iterable[str] = ()) -> dict[str
         "threads": torch.get_num_threads(),
         "processes": parallel.world().size,
     } | ({"plugins": outside} if outside else {})
+
+
+def processor(told: Path = Path("/proc/cpuinfo")) -> str:
+    """The model of the processor. On Linux `platform` only knows its kind, so a name there comes with its numbers:
+    several models may share a name."""
+    try:
+        lines = told.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    numbers = [facts[key] for key in ("cpu family", "model", "stepping", "CPU implementer", "CPU part") if key in facts]
+    return f"{name} ({'.'.join(numbers)})" if numbers else name
 
 
 def changed_plugins(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -116,6 +116,11 @@ class Run:
         value = self.config.get(table)
         return value if isinstance(value, dict) else {}
 
+    @property
+    def machine(self) -> str:
+        """Where it ran, and with how many threads: only times of the same machine compare."""
+        return str((self.environment.get("machine"), self.environment.get("threads")))
+
     # ---- how far it came
 
     @property

@@ -42,6 +42,19 @@ def test_three_panels_with_their_axes(tmp_path):
     assert "2.50" in told
 
 
+def test_times_of_another_machine_have_no_bar(tmp_path):
+    runs = solver_runs(tmp_path)
+    path = next(run.path for run in runs if run.options("method_options").get("prox") == "l2")
+    told = json.loads((path / "environment.json").read_text())
+    told["machine"] = {**told.get("machine", {}), "processor": "another one"}
+    (path / "environment.json").write_text(json.dumps(told))
+    runs = find([tmp_path])
+    left, _, right = draw("cost", runs).axes
+    assert len(long_lines(left)) == 3
+    assert len(right.patches) == 6
+    assert solver_cost.describe(runs).count("times SGD's time") == 2
+
+
 def test_the_parts_of_the_cost_by_hand(tmp_path):
     groups = {g.label: g for g in style.drawable(solver_runs(tmp_path))}
     found = solver_cost.parts(groups["drcl (prox=l1)"], groups["sgd"])

@@ -20,7 +20,7 @@ CAPTION = (
     "Left: accuracy on each task after one epoch of it. Middle: residual |y' - y| of the splitting relative to "
     "its first value, over the iterations of a step; if all steps have one iteration, over the steps of a task. "
     "Right: time per task as a multiple of SGD's; the part of the gradients is their number at SGD's time for "
-    "each."
+    "each; runs of another machine than SGD's have no bar."
 )
 NEEDS = (
     "finished runs of two forms of drcl, such as prox=l1 and prox=l2, and of sgd on the same tasks, with steps.csv and "
@@ -110,8 +110,13 @@ def _residuals(ax: Axes, groups: list[Group], looks: Mapping[str, style.Look]) -
         ax.set_xticks(range(1, 1 + max(len(residual(g.finished[0])) for g in groups)))
 
 
+def _machines(g: Group) -> set[str]:
+    return {run.machine for run in g.finished}
+
+
 def _bars(ax: Axes, groups: list[Group]) -> None:
     unit = next(g for g in groups if g.method == BASELINE)
+    groups = [g for g in groups if _machines(g) == _machines(unit)]
     left = np.zeros(len(groups))
     found = [parts(g, unit) for g in groups]
     for name, tone in PARTS.items():
@@ -138,5 +143,7 @@ def describe(runs: Iterable[Run | Group]) -> str:
     for g in groups:
         once = Statistic.of(panel.last(after_one_epoch(run)) for run in g.finished).mean
         words = f"{g.label} has {100 * once:.1f} percent after one epoch of the last task"
-        told.append(words + (f" and takes {sum(parts(g, unit).values()):.2f} times SGD's time" if unit else ""))
+        if unit is not None and _machines(g) == _machines(unit):
+            words += f" and takes {sum(parts(g, unit).values()):.2f} times SGD's time"
+        told.append(words)
     return "Accuracy after one epoch, residual and cost: " + "; ".join(told) + "."
