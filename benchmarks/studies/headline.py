@@ -1,9 +1,13 @@
-"""The table of the headline in docs/paper.md: every setting that was run, from results/paper/headline*.jsonl.
+"""The tables of the headline in docs/paper.md: every setting that was run, from results/paper/headline*.jsonl at half
+width and wide.jsonl at full width.
 
-The runs are made by `drcl paper run headline --budget small`, and added by `drcl pack`.
+The runs are made by `drcl paper run headline --budget small`, with `-o model.width=1.0` at full width, and added by
+`drcl pack`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from benchmarks.studies.compared import row, sorted_rows
 from benchmarks.studies.records import RESULTS, runs, table
@@ -27,9 +31,9 @@ def _cells(run: Run) -> tuple[str, str, str]:
     return title, "" if strength is None else f"{strength:g}", f"{setting(run, 'lr') if later is None else later:g}"
 
 
-def markdown() -> str:
+def markdown(packs: str = "headline*") -> str:
     groups: dict[tuple[str, str, str], list[Run]] = {}
-    for pack in sorted(RESULTS.glob("paper/headline*.jsonl")):
+    for pack in sorted(RESULTS.glob(f"paper/{packs}.jsonl")):
         for run in runs(f"paper/{pack.name}"):
             groups.setdefault(_cells(run), []).append(run)
     found = []
@@ -37,3 +41,6 @@ def markdown() -> str:
         accuracy, cells = row(title, some)
         found.append((accuracy, [title, strength, rate, *cells[1:]]))
     return table(HEAD, sorted_rows(found))
+
+
+TABLES: dict[str, Callable[[], str]] = {"headline": markdown, "headline wide": lambda: markdown("wide")}
