@@ -31,6 +31,7 @@ from benchmarks.studies import (
     self_samples,
     solver,
     storage,
+    streams,
     texts,
     untold,
 )
@@ -57,6 +58,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "reliability": figures.table,
     "self-samples": self_samples.markdown,
     "storage": storage.markdown,
+    "streams": streams.markdown,
     "texts": texts.markdown,
     "untold": untold.markdown,
     "untold sensitivity": untold.sensitivity,
