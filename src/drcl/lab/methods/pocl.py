@@ -154,11 +154,13 @@ def gradient(value: Tensor, own: Mapping[str, nn.Parameter], **how: Any) -> Vect
 
 def gram(vectors: Sequence[Vector]) -> np.ndarray:
     """Inner products, in double: over millions of weights a float32 sum is too coarse for an optimum."""
-    found = np.zeros((len(vectors), len(vectors)))
-    for i, a in enumerate(vectors):
-        for j, b in enumerate(vectors[: i + 1]):
-            found[i, j] = found[j, i] = sum(float((a[n].double() * b[n].double()).sum()) for n in a.keys() & b.keys())
-    return found
+    found = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for name in {name: None for vector in vectors for name in vector}:
+        having = [i for i, vector in enumerate(vectors) if name in vector]
+        for pieces in zip(*(vectors[i][name].flatten().split(1 << 14) for i in having)):  # pieces fit a cache
+            rows = torch.stack(pieces).double()
+            found[np.ix_(having, having)] += (rows @ rows.T).cpu()
+    return found.numpy()
 
 
 def min_norm(products: np.ndarray) -> np.ndarray:
