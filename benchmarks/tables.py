@@ -120,10 +120,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, fail when a table is stale")
     args = parser.parse_args()
-    stale = [page for page in pages() if fresh(page) != page.read_text(encoding="utf-8")]
+    new = {page: fresh(page) for page in pages()}
+    stale = [page for page in new if new[page] != page.read_text(encoding="utf-8")]
     for page in stale:
         if not args.check:
-            page.write_text(fresh(page), encoding="utf-8")
+            page.write_text(new[page], encoding="utf-8")
         print(f"{page.relative_to(ROOT)}: {'stale; run: make tables' if args.check else 'written'}")
     return 1 if stale and args.check else 0
 
