@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import torch
 from tests.lab.training.toys import blobs, learner, stream, weights
 
 from drcl.lab import networks, streams
+from drcl.lab.streams.examples import Examples
 from drcl.lab.training import evaluate
 from drcl.lab.training.events import Watcher
+from drcl.lab.training.plateau import validation_loss
 from drcl.lab.training.settings import Training
 
 
@@ -119,3 +122,24 @@ def test_the_mean_is_of_what_was_measured():
     assert evaluate.mean([0.5, math.nan, 1.0]) == 0.75
     assert math.isnan(evaluate.mean([math.nan]))
     assert math.isnan(evaluate.mean([]))
+
+
+def test_images_stored_class_by_class_are_judged_in_mixed_batches():
+    """Norm layers that use the current batch see all classes at once: apart, each class would have the same mean."""
+    labels = np.repeat([0, 1], 64)
+    images = np.random.default_rng(0).integers(0, 60, (128, 1, 4, 4)) + 180 * labels[:, None, None, None]
+    stored = Examples(images.astype(np.uint8), np.arange(128), labels)
+    made = learner()
+    task = replace(made.stream[0], test=stored, valid=stored, train=stored)
+    norm = networks.norms.make_norm("batch", 1, affine=False).eval()
+
+    def predict(x, task):
+        brighter = norm(x.flatten(1).mean(1, keepdim=True))
+        return torch.cat([-9 * brighter, 9 * brighter], dim=1)
+
+    made.method.predict = predict
+    for on in ("test", "valid"):
+        assert evaluate.accuracy(made.method, task, 16, nullcontext(), on) == 1.0
+    assert validation_loss(made.method, [task], 16, nullcontext()) < 0.01
+    for count in (64, 128, None):
+        assert all(0 < y.sum() < len(y) for _, y in made.method.sample(task, count, "test"))

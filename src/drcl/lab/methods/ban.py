@@ -150,7 +150,7 @@ class BAN(Structured):
     def validation_accuracy(self, task: Task) -> float:
         hits, device = 0, self.setting.device
         with judging(self.model):
-            for x, y in task.valid.batches(256, shuffle=False, augment=False):
+            for x, y in task.valid.batches(256, augment=False):
                 hits += int((self.predict(x.to(device), task).argmax(1) == y.to(device)).sum())
         return hits / len(task.valid)
 

@@ -41,7 +41,6 @@ from drcl.lab.methods._checks import Abilities, refuse
 from drcl.lab.networks import Network
 from drcl.lab.networks.norms import settled
 from drcl.lab.streams import Scenario, Stream, Task
-from drcl.lab.streams.examples import Examples
 from drcl.per_sample.draw import tensors
 from drcl.splitting.observation import Observer
 
@@ -251,11 +250,10 @@ class Method:
         return self.model.groups()["trunk"] if self.setting.scenario == "task" else dict(self.model.named_parameters())
 
     def sample(self, task: Task, count: int | None, word: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of `count` training examples of a task, drawn without repetition by the run's seed; None: all."""
-        examples: Examples = task.train
-        if count is not None and count < len(examples):
-            order = seeds.permutation(len(examples), self.setting.seed, self.name, word, task.index)
-            examples = examples.subset(order[:count])
+        """Batches of `count` training examples of a task, drawn without repetition by the run's seed; None: all, in a
+        mixed order."""
+        order = seeds.permutation(len(task.train), self.setting.seed, self.name, word, task.index)
+        examples = task.train.subset(order[:count])
         for x, y in examples.batches(128, shuffle=False, augment=False):
             yield x.to(self.setting.device), y.to(self.setting.device)
 

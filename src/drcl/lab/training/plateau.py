@@ -110,7 +110,9 @@ class Plateau:
 
 @torch.no_grad()
 def validation_loss(method: Method, tasks: Sequence[Task], batch: int, cast: AbstractContextManager[object]) -> float:
-    """Mean cross-entropy over the validation images of these tasks, at the deployed weights, in evaluation mode."""
+    """Mean cross-entropy over the validation images of these tasks, at the deployed weights, in evaluation mode.
+
+    In a mixed order, as in `evaluate.accuracy`."""
     device, here = method.setting.device, parallel.world()
     total, count = 0.0, sum(len(task.valid) for task in tasks)
     if not count:
@@ -119,7 +121,7 @@ def validation_loss(method: Method, tasks: Sequence[Task], batch: int, cast: Abs
     parallel.same_buffers(method.model)
     with method.deployed(), cast:
         for task in tasks:
-            for number, (x, y) in enumerate(task.valid.batches(batch, shuffle=False, augment=False)):
+            for number, (x, y) in enumerate(task.valid.batches(batch, augment=False)):
                 if number % here.size == here.rank:
                     logits = method.predict(x.to(device), task).float()
                     total += float(F.cross_entropy(logits, y.to(device), reduction="sum"))
