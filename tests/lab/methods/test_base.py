@@ -72,7 +72,8 @@ def test_a_sample_is_drawn_without_repetition_and_again_the_same():
     assert not torch.equal(drawn(10), drawn(10, "b"))
     everything = task.train.take(slice(None))[0].flatten(1)
     for count in (None, 10_000):
-        assert torch.equal(drawn(count), everything)
+        assert sorted(drawn(count).tolist()) == sorted(everything.tolist())  # all of them, in a mixed order
+        assert torch.equal(drawn(count), drawn(count))
 
 
 def test_random_numbers_belong_to_a_moment_of_the_run():

@@ -104,7 +104,7 @@ def test_averaged_inputs_are_means_over_images() -> None:
     tasks = toy_stream(per_class=5)
     for spec, name in ((MLP, "trunk.fc1"), (CNN, "trunk.conv1")):
         walk = Walk(OWM(alpha=1.0, average=4, samples=None), tasks, spec)
-        x, _ = tasks[0].train.take(slice(None))
+        x = torch.cat([x for x, _ in walk.method.sample(tasks[0], None, "all")])
         assert len(x) == 10
         means = torch.stack([part.mean(0) for part in x.double().split(4)])
         layer = walk.method.layers[name]

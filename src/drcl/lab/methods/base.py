@@ -250,9 +250,11 @@ class Method:
         return self.model.groups()["trunk"] if self.setting.scenario == "task" else dict(self.model.named_parameters())
 
     def sample(self, task: Task, count: int | None, word: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of `count` training examples of a task, drawn without repetition by the run's seed; None: all, in a
-        mixed order."""
-        order = seeds.permutation(len(task.train), self.setting.seed, self.name, word, task.index)
+        """Batches of `count` training examples of a task, drawn without repetition by the run's seed; None: all, in an
+        order that is the same for all methods."""
+        whole = count is None or count >= len(task.train)
+        draw = ("all",) if whole else (self.name, word)
+        order = seeds.permutation(len(task.train), self.setting.seed, *draw, task.index)
         examples = task.train.subset(order[:count])
         for x, y in examples.batches(128, shuffle=False, augment=False):
             yield x.to(self.setting.device), y.to(self.setting.device)
